@@ -208,8 +208,12 @@ def test_a_refused_start_leaves_no_folder(folder, capfd, options):
     assert list(folder.iterdir()) == []
 
 
-def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints(folder, capfd):
-    status, out, _ = run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.logger false --trainer.max_steps 1", capfd)
+LIMITS = ["--trainer.max_steps 1", "--trainer.max_time.milliseconds 1", "--trainer.max_epochs 1 --trainer.limit_train_batches 1"]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints_whatever_ended_it(folder, capfd, limit):
+    status, out, _ = run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.logger false {limit}", capfd)
     (line,) = (line for line in out.splitlines() if line.startswith("continue it: lightning-rl "))
     assert status == 0
     status, out, err = run(line.removeprefix("continue it: lightning-rl "), capfd)

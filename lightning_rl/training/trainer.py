@@ -11,6 +11,7 @@ from shlex import quote
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Timer
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -358,8 +359,12 @@ class Trainer(EvaluatingTrainer):
         names = {"run_name": self.run_folder.name}  # `last` alone is the newest run's
         if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a program has no Trainer
             names["default_root_dir"] = str(self.default_root_dir)
-        if 0 <= self.max_steps <= self.global_step:  # or it would end at once
-            names["max_steps"] = "-1"
+        ended = {  # or it would end at once
+            ("max_steps", "-1"): 0 <= self.max_steps <= self.global_step,
+            ("max_epochs", "-1"): 1 <= (self.max_epochs or 0) <= self.current_epoch,
+            ("max_time", "null"): any((each.time_remaining() or 1.0) <= 0 for each in callbacks_of(self, Timer)),
+        }
+        names |= dict(name for name, has_ended in ended.items() if has_ended)
         options = "".join(f" --trainer.{name} {quote(value)}" for name, value in names.items())
         return f"{command} --config {quote(str(self.run_folder / 'config.yaml'))} --ckpt_path last{options}"
 
