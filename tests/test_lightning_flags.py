@@ -137,6 +137,20 @@ def test_a_least_number_of_iterations_keeps_others_from_stopping_a_run(tmp_path)
     assert model.env_steps == 4 * 16
 
 
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start"])
+@pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
+def test_a_run_that_a_callback_stops_before_its_first_iteration_has_none(kind, hook, tmp_path):
+    class Stop(pl.Callback):
+        pass
+
+    setattr(Stop, hook, lambda self, trainer, module: setattr(trainer, "should_stop", True))
+    model = tiny(PPO)
+    kind(default_root_dir=tmp_path, accelerator="cpu", logger=False, max_epochs=-1, enable_checkpointing=False, callbacks=[Stop()]).fit(
+        model
+    )
+    assert model.env_steps == 0
+
+
 @pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
 @pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
 def test_lightnings_bars_show_the_return(kind, bar, tmp_path):

@@ -240,7 +240,7 @@ class Run(HookedModule):
         else:
             self.warm_up()
             self.count_steps()
-        trainer.should_stop = self.finished or any_rank_must_stop(trainer)
+        trainer.should_stop |= self.finished or any_rank_must_stop(trainer)
         self._begin_iteration()
 
     @property
