@@ -157,6 +157,9 @@ class RolloutEvaluator(pl.Callback):
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
+        if (number := len(callbacks_of(trainer, RolloutEvaluator))) > 1:
+            mixed = "best.ckpt, evaluations.csv and patience would take all as one series"
+            raise SettingError(f"{number} evaluators: {mixed}; give one, such as MultiEvaluator([RolloutEvaluator(…), …])")
         self.variants, self.reports_success, self.continues = {}, False, False
         self.interval = interval_of("evaluation", self, pl_module, 20)
         check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
