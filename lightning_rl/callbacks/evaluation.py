@@ -119,7 +119,7 @@ class RolloutEvaluator(pl.Callback):
         self.env, self.file, self.opponent, self.max_share = env, file, str(opponent), max_share
         self.table: CsvTable | None = None
         self.wrappers: list[Wrapper] = []
-        """What other callbacks put around each environment."""
+        """What other callbacks put around each environment to watch it; variants are played without."""
         self.variants: dict[str, Wrapper] = {}
         """Wrappers under whose names the policy is evaluated as well, in addition to the environment as it is."""
         self.evaluated_at, self.evaluations, self.continues, self.hinted = 0, 0, False, False
@@ -145,7 +145,7 @@ class RolloutEvaluator(pl.Callback):
         num_envs = min(self.num_envs, self.episodes)
         named = self.opponent != "random"
         opponent = algorithm.make_opponent(self.opponent, num_envs * len(algorithm.spaces.agents)) if named else None
-        env, wrappers = algorithm.env if self.env is None else self.env, [*variant, *self.wrappers]
+        env, wrappers = algorithm.env if self.env is None else self.env, variant or self.wrappers
         try:
             player = make_player(env, num_envs, self.max_episode_steps, algorithm.spaces, wrappers, opponent)
         except SettingError as error:

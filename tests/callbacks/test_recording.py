@@ -119,6 +119,18 @@ def test_wrappers_go_around_each_environment_the_last_one_outside():
     player.close()
 
 
+def test_lessons_before_the_last_are_not_recorded(datasets):
+    lessons = [{"value": 0.0, "completion_criteria": {"measure": "progress", "threshold": 0.6}}, {"value": 10.0}]
+    model = tiny(PPO, "Pendulum-v1", env={"parameters": {"g": {"curriculum": lessons}}})
+    evaluator, looks = RolloutEvaluator(every_n_env_steps=16, episodes=3, max_episode_steps=4), []
+    look = pl.Callback()
+    look.on_evaluation_end = lambda trainer, model, metrics: looks.append(
+        ("eval/mean_reward_lesson" in metrics, len(load_demonstrations("lessons-v0", model.spaces)))
+    )
+    fit(model, callbacks=[evaluator, RecordDemonstrations("lessons-v0"), look])
+    assert looks[0] == (True, 3) and looks[-1] == (False, 3)
+
+
 def test_a_run_without_evaluations_is_refused(datasets, tmp_path):
     with pytest.raises(SettingError, match="RecordDemonstrations records evaluations, and this run has none"):
         trainer = Trainer(default_root_dir=tmp_path, evaluation=None, callbacks=[RecordDemonstrations("none-v0")], accelerator="cpu")
