@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from lightning_rl.data.collector import Ends, Unroll
-from lightning_rl.data.rollout import RolloutDataset, in_sequences, normalize
+from lightning_rl.data.rollout import RolloutDataset, in_sequences, nearest_sizes, normalize
 from lightning_rl.errors import SettingError
 from lightning_rl.returns import gae
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_map, tree_to_torch
@@ -263,8 +263,7 @@ def check_groups(algorithm: Any) -> None:
     length = min(1 if memory is None else memory.sequence_length, algorithm.n_steps)
     sequences = -(-algorithm.n_steps // length) * groups
     if algorithm.batch_size % length or sequences % (algorithm.batch_size // length):
-        wanted, possible = algorithm.batch_size, (n * length for n in range(1, sequences + 1) if sequences % n == 0)
-        nearest = sorted(sorted(possible, key=lambda size: (abs(size - wanted), size))[:2])
+        wanted = algorithm.batch_size
         steps = f"n_steps * env.num_envs = {algorithm.n_steps} * {groups} = {algorithm.n_steps * groups} steps of groups"
         steps += f" in sequences of {length}" if length > 1 else ""
-        raise SettingError(f"batch_size {wanted} does not divide {steps}; use {' or '.join(map(str, nearest))}")
+        raise SettingError(f"batch_size {wanted} does not divide {steps}; use {nearest_sizes(wanted, sequences, length)}")

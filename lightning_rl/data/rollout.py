@@ -128,15 +128,19 @@ def check_minibatches(algorithm: Any) -> None:
     sequence_length = min(sequence_length, n_steps)
     sequences = -(-n_steps // sequence_length) * num_envs
     if batch_size % sequence_length or sequences % (batch_size // sequence_length):
-        small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
-        sizes = [number * sequence_length for divisor in small for number in {divisor, sequences // divisor}]
-        nearest = sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])
         agents = algorithm.spaces.rows
         factors = f"num_envs * agents = {n_steps} * {num_envs // agents} * {agents}" if agents > 1 else f"num_envs = {n_steps} * {num_envs}"
         rows = f"n_steps * {factors} = {n_steps * num_envs}"
         if sequence_length > 1:
             rows += f" in sequences of {sequence_length}"
-        raise SettingError(f"batch_size {batch_size} does not divide {rows}; use {' or '.join(map(str, nearest))}")
+        raise SettingError(f"batch_size {batch_size} does not divide {rows}; use {nearest_sizes(batch_size, sequences, sequence_length)}")
+
+
+def nearest_sizes(batch_size: int, sequences: int, length: int) -> str:
+    """Return the two sizes nearest to a wanted one of minibatches that share out sequences of a length evenly, in words."""
+    small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
+    sizes = [number * length for divisor in small for number in {divisor, sequences // divisor}]
+    return " or ".join(map(str, sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])))
 
 
 class Batch(NamedTuple):

@@ -86,7 +86,7 @@ class Curiosity(LearnedSignal):
 
 
 class RND(LearnedSignal):
-    """Pays for observations that a network has not yet learned to encode like a fixed random one: ‖f̂(s') − f(s')‖².
+    """Pays for observations that a network has not yet learned to encode like a fixed random one: the mean of (f̂(s') − f(s'))².
 
     Observations are normalized by running statistics, and rewards divided by the running deviation of their discounted return, as in the
     paper; both can be switched off.

@@ -155,7 +155,7 @@ def demonstrated_rows(algorithm: Learner, setting: str, source: Any) -> list[Row
 
 def demonstration_draws(algorithm: Learner, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
     """Return minibatches of rows, this rank's share of them."""
-    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
+    seed = shared_seed(algorithm)
     return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.world_size)
 
 
@@ -262,7 +262,7 @@ def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> Genera
     env = algorithm.env
     check_can_be_built(env)
     seed_draws(algorithm)
-    seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
+    seed = shared_seed(algorithm)
     seed = of_all_ranks(seed)[0] if algorithm.world_size > 1 else seed
     num_envs = count_envs(env)
     names = tuple(name for name, parameter in algorithm.network.named_parameters() if parameter.requires_grad)
@@ -300,6 +300,11 @@ def seed_draws(algorithm: Learner) -> int:
     algorithm.seed = learning
     algorithm.generator = Generator().manual_seed(learning)
     return acting
+
+
+def shared_seed(algorithm: Learner) -> int:
+    """Return a seed that does not depend on the rank, another one where a run continues."""
+    return int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
 
 
 def demonstrations(algorithm: Learner, source: Any, settings: DemonstrationSettings) -> DemonstrationDataset:
