@@ -25,6 +25,17 @@ from lightning_rl.cli.settings import read_arguments
 from lightning_rl.startup import config_folder
 from tests.command_line import MODULE, TINY, run, run_apart, run_python
 
+WRAPPER = """
+import gymnasium as gym
+
+class Scaled(gym.RewardWrapper):
+    def __init__(self, env, scale=1.0):
+        super().__init__(env)
+        self.scale = scale
+
+    def reward(self, reward):
+        return reward * self.scale
+"""
 RUN = "runs/PPO/CartPole-v1/version_"
 CARTPOLE = "fit --model.env.id CartPole-v1 " + TINY
 
@@ -206,6 +217,24 @@ def test_a_printed_config_and_that_of_a_run_give_the_same_weights(fit, folder, c
     assert same(weights_of(folder, 0), weights_of(folder, 1)) and same(weights_of(folder, 0), weights_of(folder, 2))
     assert not same(weights_of(folder, 0), weights_of(folder, 3))
     assert config_of(folder, 0) == config_of(folder, 1) == config_of(folder, 2)
+
+
+def test_wrappers_with_arguments_are_those_that_the_user_wrote_and_a_run_with_them_continues(fit, folder):
+    wrappers = [
+        {"class_path": "gymnasium.wrappers.ClipReward", "init_args": {"max_reward": 0.5}},
+        "FlattenObservation",
+        {"class_path": "mine.Scaled", "init_args": {"scale": 10}},
+    ]
+    (folder / "mine.py").write_text(WRAPPER)
+    (folder / "wrapped.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"env": {"id": "CartPole-v1", "wrappers": wrappers}}}}))
+    fit(CARTPOLE + f"--model.env.wrappers '{json.dumps(wrappers)}'")
+    fit(f"fit --config wrapped.yaml {TINY}")
+    out = fit(f"fit --config {RUN}0/config.yaml --trainer.max_steps 1")
+    for number in range(3):
+        assert config_of(folder, number)["model"]["init_args"]["env"]["wrappers"] == wrappers
+    assert all(float(row["return"]) == 5 * float(row["length"]) for row in rows_of(folder / f"{RUN}0" / "evaluations.csv"))
+    line = next(line for line in out.splitlines() if line.startswith("continue it: "))
+    assert "continued at 32" in fit(line.removeprefix("continue it: lightning-rl "))
 
 
 def test_sections_may_be_off(fit, folder):

@@ -76,6 +76,7 @@ ERRORS = {
         ("--model.env.num_envs many", "model.env.num_envs must be an integer", "many"),
         ("--model.env.kwargs 3", "model.env.kwargs must be a mapping", "3"),
         ("--model.env.wrappers ClipReward", "model.env.wrappers must be a list", "ClipReward"),
+        ("--model.env.wrappers+=ClipReward --model.env.wrappers.min_reward 0", "arguments of a wrapper stand in the list", "init_args"),
         ("--evaluation.deterministic maybe", "evaluation.deterministic must be true or false", "maybe"),
         ("--checkpoint.keep all", "checkpoint.keep must be an integer", "all"),
         ("--trainer.max_steps x", "trainer.max_steps must be an integer", "got x"),

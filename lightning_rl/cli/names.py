@@ -138,6 +138,9 @@ def check_option(option: str, algorithm: str, names: list[str]) -> None:
     section, key, inner = (*option.removeprefix("--").replace("+", "").split(".", 2), "", "")[:3]
     if section == "model" and key:
         check_model(algorithm, "--model.", [key], names)
+        if key == "env" and inner.startswith("wrappers."):
+            form = "--model.env.wrappers '[{class_path: ClipReward, init_args: {min_reward: -1}}]'"
+            raise SettingError(f"{option}: arguments of a wrapper stand in the list, such as {form}")
         if key in PARTS and inner:
             check_names(f"--model.{key}.", [inner.partition(".")[0]], settings_of_section(key))
     elif section in ("trainer", *SECTIONS):

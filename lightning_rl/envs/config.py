@@ -56,7 +56,7 @@ class EnvConfig:
     vectorization: Vectorization = "auto"
     autoreset: Autoreset | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
-    wrappers: list[Any] = field(default_factory=list)
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
     max_episode_steps: int | None = None
     frame_stack: int | None = None
     atari: bool = False
