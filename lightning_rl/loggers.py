@@ -217,7 +217,7 @@ def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
 def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float]) -> None:
     """Pass a row of metrics and the run's count to all loggers, and to callbacks that monitor a metric."""
     row = {algorithm.counter: algorithm.count, **metrics}
-    for logger in list(trainer.loggers):
+    for logger in reversed(trainer.loggers):  # ours is the last, and its file has the row whatever becomes of others
         try:
             with going_on(algorithm, f"a row of {type(logger).__name__}"):
                 logger.log_metrics(row, step=algorithm.count)

@@ -267,6 +267,27 @@ def test_loggers_given_replace_tensorboard_and_the_csv_file_stays(fit, folder):
     assert {int(row["step"]) for row in read_rows(theirs)} == {16, 32, 48, 64, 80, 96}
 
 
+@pytest.mark.parametrize("given", [None, "theirs"])
+def test_the_logger_of_an_algorithm_is_tensorboard_or_the_one_given_with_its_experiment(given, fit, folder):
+    class Draws(pl.Callback):
+        def on_train_batch_end(self, trainer, algorithm, *batch):
+            algorithm.logger.experiment.add_scalar("mine", 1.0, algorithm.env_steps)
+
+    run = fit(callbacks=[Draws()], **({} if given is None else {"logger": pl.loggers.TensorBoardLogger(folder / given)})).run_folder
+    (events,) = (run if given is None else folder / given).rglob("*tfevents*")
+    assert b"mine" in events.read_bytes() and read_rows(run / "metrics.csv")
+
+
+def test_the_file_of_metrics_has_the_row_that_another_logger_refuses(fit, folder):
+    class Refuses(pl.loggers.CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            raise RuntimeError("no such project")
+
+    with pytest.raises(RuntimeError, match="no such project"):
+        fit(logger=Refuses(folder / "theirs"))
+    assert len(read_rows(folder / "runs/PPO/CartPole-v1/version_0/metrics.csv")) == 1
+
+
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")  # after the step is when we mean
 def test_lightnings_model_checkpoint_follows_the_evaluations(fit, folder):
     best = pl.callbacks.ModelCheckpoint(folder / "theirs", monitor="eval/mean_reward", mode="max", every_n_train_steps=1)

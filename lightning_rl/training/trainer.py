@@ -331,7 +331,7 @@ class Trainer(EvaluatingTrainer):
         if self.default_loggers or self.given_loggers:
             metrics = MetricsLogger(run, partial(getattr, model, "count"), model.counter, self.say)
             board = [TensorBoardLogger(run, name="", version="")] if self.default_loggers else []
-            self.loggers = [metrics, *board, *self.given_loggers]
+            self.loggers = [*board, *self.given_loggers, metrics]  # `self.logger` is the first: one with an `experiment`
             metrics.cut_back(kept)
             for logger in self.loggers:
                 if isinstance(logger, WandbLogger):
