@@ -115,6 +115,11 @@ class EnvStepsProgressBar(ProgressBar):
     def enable(self) -> None:
         self.enabled = True
 
+    @property
+    def is_enabled(self) -> bool:
+        """Return whether it prints, which Lightning asks where an algorithm prints."""
+        return self.enabled
+
     def print(self, *args: object, **kwargs: Any) -> None:
         if self.enabled:
             self.console.print(*(printable(each) if isinstance(each, str) else each for each in args), **kwargs)

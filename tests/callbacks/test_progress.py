@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 from gymnasium import spaces
 from rich.console import Console
 
@@ -47,6 +48,20 @@ def test_a_log_file_gets_about_one_line_a_minute_and_one_at_the_end(capsys, monk
     assert "· 1 steps/s ·" in shown[0] and shown[0].endswith("ETA 0:02:48") and shown[-1].endswith("ETA 0:00:00")
     assert [line.partition(":")[0] for line in told] == ["evaluation at 80 steps", "evaluation at 160 steps"]
     assert all(re.search(r"mean return -?[\d.]+ ± [\d.]+, success \d+%$", line) for line in told)
+
+
+def test_what_an_algorithm_prints_stands_above_the_bar(capsys):
+    class Prints(pl.Callback):
+        def on_train_batch_end(self, trainer, algorithm, *batch):
+            algorithm.print("at", algorithm.count)
+
+    bar, screen = EnvStepsProgressBar(), io.StringIO()
+    bar.console = Console(file=screen, force_terminal=True, width=80, highlight=False)
+    fit(tiny(PPO, max_env_steps=160), callbacks=[bar, Prints()], enable_progress_bar=True)
+    assert "at 16" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).splitlines()
+    bar.disable()
+    fit(tiny(PPO, max_env_steps=32), callbacks=[bar, Prints()], enable_progress_bar=True)
+    assert "at 16" in capsys.readouterr().out.splitlines()
 
 
 def test_a_short_run_prints_only_its_last_line(capsys):
