@@ -262,7 +262,7 @@ class LearningRun(Run):
             learner.begin(self)
         self.own_optimizers = self.all_optimizers()[: self.num_optimizers]
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        name, rate = type(self).__name__, self.hparams["learning_rate"]
+        name, rate = type(self).__name__, self.hparams.get("learning_rate", self.learning_rate)
         if unused := check_optimizers(self.own_optimizers, schedulers, self.min_optimizers, name, rate):
             self.say(unused)
         self.scaler = getattr(trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)

@@ -8,13 +8,14 @@ from typing import Annotated
 import numpy as np
 import pytest
 import pytorch_lightning as pl
+import torch
 import yaml
 from torch import nn
 
 import lightning_rl as lrl
 from lightning_rl.errors import SettingError
 from lightning_rl.training.settings import plain
-from tests.fitting import ALL, tiny
+from tests.fitting import ALL, fit, tiny
 
 
 @pytest.mark.parametrize("algorithm", ALL)
@@ -105,6 +106,21 @@ def test_positional_settings_of_a_users_own_init_are_accepted():
             self.repeats = repeats
 
     assert Own("CartPole-v1", 4, net_arch=[8]).repeats == 4
+
+
+def test_a_class_whose_init_passes_on_no_settings_learns_with_those_that_it_gives_itself(capsys):
+    class Own(lrl.PPO):
+        def __init__(self, env, foo: int = 3, own_rate: bool = False):
+            super().__init__(env, learning_rate=0.02, n_steps=8, batch_size=8, net_arch=[8], max_env_steps=64)
+            self.foo, self.own_rate = foo, own_rate
+
+        def configure_optimizers(self):
+            return self.with_side_learners(torch.optim.Adam(self.parameters(), 0.5)) if self.own_rate else super().configure_optimizers()
+
+    fit(model := Own("CartPole-v1", 4))
+    assert (model.env_steps, model.foo) == (64, 4)
+    fit(Own("CartPole-v1", own_rate=True), enable_progress_bar=True)
+    assert "learning_rate 0.02 is not used" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
