@@ -87,6 +87,15 @@ def test_a_function_that_is_no_schedule_is_refused_in_one_line(function, says):
         make_schedule("lr", function)
 
 
+@pytest.mark.parametrize(
+    "function, says", [(lambda p: 0.5 - p, "must be >= 0, got -0.01"), (lambda p: 1.0 if p < 0.505 else float("nan"), "got nan")]
+)
+def test_a_function_that_returns_what_the_setting_does_not_take_is_told_where(function, says):
+    with pytest.raises(SettingError) as error:
+        make_schedule("learning_rate", function)
+    assert str(error.value).startswith("learning_rate at progress 0.51 must be >= 0") and str(error.value).endswith(says)
+
+
 def test_a_run_with_a_function_saves_its_points_and_can_be_built_again_from_them():
     given = PPO("CartPole-v1", net_arch=[8], learning_rate=lambda progress: 1e-3 * (1 - progress))
     again = PPO(**given.hparams)
