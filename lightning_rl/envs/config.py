@@ -7,7 +7,8 @@ from contextlib import closing, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import gymnasium as gym
 
@@ -23,6 +24,11 @@ Vectorization = Literal["auto", "sync", "async", "native", "envpool"]
 Autoreset = Literal["SAME_STEP", "NEXT_STEP", "DISABLED"]
 MAX_ENVS = 10**6
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    Wrapper = str | type[gym.Wrapper] | dict[str, Any]
+else:  # what files hold
+    Wrapper = str | dict[str, Any]
 
 DEFAULT_NUM_ENVS = 8
 """Environments that step at once, unless settings give another number."""
@@ -40,7 +46,8 @@ class EnvConfig:
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; how `sync` and `async` reset (default: SAME_STEP), and what others do
             whose metadata do not name it.
         kwargs: arguments of the environment's constructor.
-        wrappers: applied in order, each a class path or `{class_path, init_args}`; a bare name is one of gymnasium.wrappers.
+        wrappers: applied in order, each a class path or `{class_path, init_args}`; a bare name is one of gymnasium.wrappers. From Python
+            also classes, which are kept as their paths.
         max_episode_steps: truncate episodes here instead of at the environment's own limit; steps of the agent, with `atari` too.
         frame_stack: observe this many of the latest frames.
         atari: the standard preprocessing of Atari games (Machado et al. 2018): no-op starts, frame skip 4, 84 x 84 grey, 4 frames.
@@ -56,7 +63,7 @@ class EnvConfig:
     vectorization: Vectorization = "auto"
     autoreset: Autoreset | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
-    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    wrappers: list[Wrapper] = field(default_factory=list)
     max_episode_steps: int | None = None
     frame_stack: int | None = None
     atari: bool = False
@@ -71,6 +78,7 @@ class EnvConfig:
         for name, kind in {"kwargs": dict, "wrappers": list}.items():
             if not isinstance(getattr(self, name), kind):
                 raise SettingError(f"env.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+        object.__setattr__(self, "wrappers", [as_wrapper(each) for each in self.wrappers])
         if not as_parameters(self.parameters) and self.observe_parameters:
             raise SettingError("env.observe_parameters needs env.parameters")
         check_range("env.num_envs", self.num_envs, 1, whole=True)
@@ -125,6 +133,17 @@ class EnvConfig:
     def is_several_games(self) -> bool:
         """Return whether these are several Atari games, which `auto` steps in a worker each."""
         return self.atari and self.num_envs > 1
+
+
+def as_wrapper(wrapper: Any) -> str | dict[str, Any]:
+    """Return a wrapper with the path in place of its class; raise `SettingError` for a function, which no file can hold."""
+    if isinstance(wrapper, Mapping) and isinstance(wrapper.get("class_path"), type):
+        return {**wrapper, "class_path": as_wrapper(wrapper["class_path"])}
+    is_class = isinstance(wrapper, type)
+    if callable(wrapper) and not (is_class and "<locals>" not in wrapper.__qualname__):
+        what = f"{wrapper.__name__} is defined in a function" if is_class else f"{shorten(repr(wrapper), 60)} is a function"
+        raise SettingError(f"env.wrappers: {what}, which has no path; give a function that builds the wrapped environment as env")
+    return f"{wrapper.__module__}.{wrapper.__qualname__}" if is_class else wrapper
 
 
 Env = EnvConfig | str | Mapping[str, Any] | gym.Env | gym.vector.VectorEnv | Callable[[], gym.Env]

@@ -85,6 +85,29 @@ def test_wrappers_are_applied_in_order_by_short_name_class_path_and_arguments():
     assert env.step(0)[1] == 2.0 * 3.0 * 1.0  # t = 1
 
 
+def test_a_class_as_a_wrapper_is_kept_as_its_path():
+    config = EnvConfig(
+        "tests.environments:ScriptedDict-v0", wrappers=[FlattenObservation, {"class_path": Doubled, "init_args": {"factor": 3}}]
+    )
+    assert isinstance(make_env(config), Doubled)
+    stored = PPO(config, net_arch=[8]).hparams["env"]["wrappers"]
+    assert stored[1] == {"class_path": f"{__name__}.Doubled", "init_args": {"factor": 3}}
+    assert isinstance(make_env(EnvConfig(config.id, wrappers=stored)), Doubled)
+
+
+def test_a_function_or_a_class_without_a_path_is_refused_as_a_wrapper():
+    class Local(gym.Wrapper):
+        pass
+
+    for wrapper, name in (
+        (lambda env: env, "is a function"),
+        (partial(Doubled, factor=2), "is a function"),
+        (Local, "Local is defined in"),
+    ):
+        line = refusal(partial(EnvConfig, "CartPole-v1", wrappers=[wrapper]))
+        assert line.startswith("env.wrappers: ") and name in line and "builds the wrapped environment as env" in line
+
+
 def test_a_list_is_a_tuple_for_wrappers_of_gymnasium():
     wrapper = {"class_path": "ReshapeObservation", "init_args": {"shape": [2, 2]}}
     assert make_env(EnvConfig("CartPole-v1", wrappers=[wrapper])).reset()[0].shape == (2, 2)
