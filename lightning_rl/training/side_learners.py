@@ -238,7 +238,7 @@ class Cloning(SideLearner):
         config, self.replays = self.config, isinstance(algorithm.dataset, SampledDataset)
         if config.demo_path is None:
             raise SettingError("behavioral_cloning.demo_path is missing: name a Minari dataset")
-        batch_size = config.batch_size or getattr(algorithm, "batch_size", 64)
+        batch_size: int = getattr(algorithm, "batch_size", 64) if config.batch_size is None else config.batch_size
         length = algorithm.network.memory.sequence_length
         if length > batch_size:
             raise SettingError(f"memory.sequence_length {length} is longer than behavioral_cloning.batch_size {batch_size}")
