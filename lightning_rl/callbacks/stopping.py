@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytorch_lightning as pl
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.errors import SettingError, check_range, nearest
+from lightning_rl.errors import SettingError, check_range, nearest, short_number
 from lightning_rl.types import State
 
 
@@ -34,9 +34,12 @@ class StopOnEvaluation(pl.Callback):
         self.stop_at = float("inf") if stop_at is None else stop_at
         self.patience = float("inf") if patience is None else patience
         self.monitor = monitor
+        self.reasons: dict[str, str] = {}
+        """Why it stopped the run, by the setting that decided so."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.best, self.since_best = -float("inf"), 0
+        self.reasons = {}
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Decide from this evaluation, which is the same on all ranks."""
@@ -45,7 +48,12 @@ class StopOnEvaluation(pl.Callback):
             return
         self.since_best = 0 if value > self.best else self.since_best + 1
         self.best = max(self.best, value)
-        if value >= self.stop_at or self.since_best >= self.patience:
+        at = f"at {pl_module.count:,} {pl_module.counted}"
+        if value >= self.stop_at:
+            self.reasons["stop_at"] = f"stop_at {self.stop_at:g}: {self.monitor} {short_number(value)} reached {at}"
+        if self.since_best >= self.patience:
+            self.reasons["patience"] = f"patience {self.patience}: {self.monitor} has not beaten {short_number(self.best)}, {at}"
+        if self.reasons:
             trainer.should_stop = True
 
     def has_stopped(self, state: State) -> bool:
@@ -57,6 +65,14 @@ class StopOnEvaluation(pl.Callback):
 
     def load_state_dict(self, state_dict: State) -> None:
         self.best, self.since_best = state_dict["best"], state_dict["since_best"]
+
+
+def why_stopped(trainer: pl.Trainer) -> dict[str, str]:
+    """Return why evaluations stopped a run, by the setting or the callback that decided so; {} where none did."""
+    ours = {name: reason for each in callbacks_of(trainer, StopOnEvaluation) for name, reason in each.reasons.items()}
+    messages = {type(each).__name__: getattr(each, "stopping_reason_message", None) for each in callbacks_of(trainer, object)}
+    theirs = {name: f"{name}: {text.removesuffix(' Signaling Trainer to stop.')}" for name, text in messages.items() if text}
+    return ours | theirs
 
 
 EVALUATION_METRICS = ("eval/", "val/", "val_")

@@ -23,7 +23,7 @@ from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, Save
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import callbacks_of
-from lightning_rl.callbacks.stopping import StopOnSignal, end_program
+from lightning_rl.callbacks.stopping import StopOnSignal, end_program, why_stopped
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
@@ -353,23 +353,29 @@ class Trainer(EvaluatingTrainer):
         """Return the command that continues this run, or the call where a notebook or no file names it; None where nothing is saved."""
         if last_generation(self.run_folder / "checkpoints") is None:
             return None
-        command = self._command("fit", model)
+        command, ended = self._command("fit", model), why_stopped(self)
+        configured = self.config["evaluation"] or {}
+        if any(configured.get(name) is None for name in ended):  # a callback, which would end it again
+            return None
         if command is None or in_notebook():
-            return f'trainer.fit(model, ckpt_path="{self.run_folder}")'
-        names = {"run_name": self.run_folder.name}  # `last` alone is the newest run's
+            return None if ended else f'trainer.fit(model, ckpt_path="{self.run_folder}")'
+        names = {"trainer.run_name": self.run_folder.name}  # `last` alone is the newest run's
         if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a program has no Trainer
-            names["default_root_dir"] = str(self.default_root_dir)
-        ended = {  # or it would end at once
-            ("max_steps", "-1"): 0 <= self.max_steps <= self.global_step,
-            ("max_epochs", "-1"): 1 <= (self.max_epochs or 0) <= self.current_epoch,
-            ("max_time", "null"): any((each.time_remaining() or 1.0) <= 0 for each in callbacks_of(self, Timer)),
+            names["trainer.default_root_dir"] = str(self.default_root_dir)
+        limits = {  # or it would end at once
+            ("trainer.max_steps", "-1"): 0 <= self.max_steps <= self.global_step,
+            ("trainer.max_epochs", "-1"): 1 <= (self.max_epochs or 0) <= self.current_epoch,
+            ("trainer.max_time", "null"): any((each.time_remaining() or 1.0) <= 0 for each in callbacks_of(self, Timer)),
         }
-        names |= dict(name for name, has_ended in ended.items() if has_ended)
-        options = "".join(f" --trainer.{name} {quote(value)}" for name, value in names.items())
+        names |= dict(name for name, has_ended in limits.items() if has_ended)
+        names |= {f"evaluation.{name}": "null" for name in ended}
+        options = "".join(f" --{name} {quote(value)}" for name, value in names.items())
         return f"{command} --config {quote(str(self.run_folder / 'config.yaml'))} --ckpt_path last{options}"
 
     @rank_zero_only
     def _print_summary(self, model: Run) -> None:
+        for reason in () if model.finished else why_stopped(self).values():
+            self.say(reason)
         self.say(f"run: {self.run_folder}")
         resume, evaluate = self._how_to_continue(model), self._command("evaluate", model)
         if resume is not None and not model.finished and self.stop.received is None:

@@ -42,6 +42,37 @@ def test_a_run_that_continues_remembers_its_best_evaluation(tmp_path):
     assert model.env_steps == 48 + 2 * 16
 
 
+@pytest.mark.parametrize(
+    "ends, says, goes_on",
+    [
+        ({"stop_at": 3}, "stop_at 3: eval/mean_reward 3 reached at 32 environment steps", ["--evaluation.stop_at null"]),
+        ({"patience": 1}, "patience 1: eval/mean_reward has not beaten 3, at 48 environment steps", ["--evaluation.patience null"]),
+    ],
+)
+def test_a_run_that_evaluations_end_says_why_and_its_command_goes_on_without_that_end(ends, says, goes_on, tmp_path, capsys):
+    arguments = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": tmp_path, "evaluation": ends}
+    Trainer(**arguments, callbacks=[Scores([1, 3, 2])]).fit(tiny(PPO, "CartPole-v1", max_env_steps=80))
+    lines = capsys.readouterr().out.splitlines()
+    assert says in lines
+    (command,) = (line for line in lines if line.startswith("continue it: "))
+    assert all(option in command for option in goes_on)
+
+
+def test_a_run_that_is_at_its_end_says_nothing_of_its_goal(tmp_path, capsys):
+    arguments = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": tmp_path, "evaluation": {"stop_at": 3}}
+    Trainer(**arguments, callbacks=[Scores([1, 3])]).fit(tiny(PPO, "CartPole-v1", max_env_steps=32))
+    assert "stop_at" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stop", [StopOnEvaluation(stop_at=3), EarlyStopping("eval/mean_reward", mode="max", stopping_threshold=2)])
+def test_a_run_that_a_callback_ends_says_why_and_gives_no_command_that_it_would_end_again(stop, tmp_path, capsys):
+    arguments = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": tmp_path}
+    Trainer(**arguments, callbacks=[stop, Scores([1, 3, 2])]).fit(tiny(PPO, "CartPole-v1", max_env_steps=80))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].startswith(("stop_at 3: eval/mean_reward 3 reached at 32", "EarlyStopping: Stopping threshold reached: "))
+    assert not lines[-3].endswith("stop.") and not any(line.startswith("continue it") for line in lines)
+
+
 def test_patience_is_at_least_one():
     with pytest.raises(SettingError, match=r"evaluation.patience must be >= 1, got 0"):
         StopOnEvaluation(patience=0)
