@@ -163,7 +163,8 @@ def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gy
         return copies_of(env)
     if isinstance(env, EnvConfig | gym.vector.VectorEnv | SharedEnv) or callable(env):
         return env  # type: ignore[return-value]
-    raise SettingError(f"env must be an id such as CartPole-v1 or an EnvConfig, got {env!r}")
+    kinds = "an id such as CartPole-v1, an EnvConfig, a gymnasium environment or vector environment, or a class or function that builds one"
+    raise SettingError(f"env must be {kinds}; got {shorten(repr(env), 60)}")
 
 
 def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:

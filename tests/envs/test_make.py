@@ -276,7 +276,8 @@ def test_a_wrapper_that_cannot_be_applied_is_reported(wrapper, says):
         ({"id": "CartPole-v1", "vectorization": "synk"}, "'synk'; did you mean sync?"),
         ({"id": "CartPole-v1", "autoreset": "SAME"}, "env.autoreset must be one of SAME_STEP, NEXT_STEP, DISABLED, got 'SAME'"),
         ({"id": "CartPole-v1", "vectorization": "native", "frame_stack": 2}, "env.frame_stack does not work with vectorization native"),
-        (7, "env must be an id such as CartPole-v1 or an EnvConfig, got 7"),
+        (7, "env must be an id such as CartPole-v1, an EnvConfig, a gymnasium environment or vector environment, or a class or function"),
+        ([Scripted, Scripted], "or a class or function that builds one; got [<class"),
     ],
 )
 def test_invalid_settings_are_rejected(setting, says):
