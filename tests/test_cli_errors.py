@@ -549,6 +549,15 @@ def test_an_error_in_a_loss_of_a_users_own_is_shown_without_the_calls_of_lightni
         main([*shlex.split(broken), "--debug"])
 
 
+def test_a_file_of_the_zoo_given_to_fit_is_told_with_the_command_that_converts_it(folder, capfd):
+    (folder / "ppo.yml").write_text("CartPole-v1: {n_envs: 8, n_timesteps: 1e5, policy: MlpPolicy}")
+    status, _, err = run("fit --config ppo.yml", capfd)
+    told = "is of rl-baselines3-zoo; convert it: lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml"
+    assert (status, err) == (2, f"error: CartPole-v1 in ppo.yml {told}\n")
+    status, out, _ = run("import-zoo ppo.yml CartPole-v1", capfd)
+    assert status == 0 and "max_env_steps: 100000" in out
+
+
 def test_a_message_about_a_bare_value_gets_the_flag_in_front():
     given = {"accelerator": "gpu", "strategy": "auto", "devices": "auto", "default_root_dir": "runs"}
     text = explain_flag("No supported gpu backend found!", given)

@@ -156,6 +156,10 @@ def check_model(algorithm: str, prefix: str, given: Iterable[object], names: lis
 
 def check_keys(config: Plain, where: str) -> None:
     """Raise `SettingError` for a key that does not exist, except settings of an algorithm, which is not known yet."""
+    for key, value in config.items():
+        if key not in TOP_LEVEL and isinstance(value, Mapping) and ("n_timesteps" in value or "policy" in value):
+            file = where.removeprefix(" in ") or "FILE"
+            raise SettingError(f"{key}{where} is of rl-baselines3-zoo; convert it: lightning-rl import-zoo {file} {key} > mine.yaml")
     check_names("", config, TOP_LEVEL, where)
     if "trainer" in config and config["trainer"] is None:
         raise SettingError(f"trainer{where} must be a mapping of settings, got nothing")

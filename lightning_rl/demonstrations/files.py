@@ -80,7 +80,8 @@ def new_folder(name: str, force: bool) -> Path:
     """Return the folder for a new dataset; raise `SettingError` if there is one already, and not `force`, or something else."""
     folder = datasets_folder() / name
     if folder.exists() and not force:
-        raise SettingError(f"dataset {shown(name)} already exists, in {shown(folder)}; choose another name, or replace it with force")
+        way_out = "choose another name, or replace it: --force, in Python force=True"
+        raise SettingError(f"dataset {shown(name)} already exists, in {shown(folder)}; {way_out}")
     if folder.exists() and [each.name for each in folder.iterdir()] != ["data"]:
         raise SettingError(f"dataset {shown(name)} cannot be replaced: {shown(folder)} holds other things too; choose another name")
     return folder

@@ -147,7 +147,7 @@ def test_an_invalid_name_is_refused_with_an_example(datasets, name):
 def test_a_name_that_is_taken_is_refused_unless_forced(datasets):
     recorder, beside = recorded(Scripted(), 2)
     recorder.save("taken/one-v0")
-    with pytest.raises(SettingError, match=r"dataset 'taken/one-v0' already exists, in .*replace it with force"):
+    with pytest.raises(SettingError, match=r"dataset 'taken/one-v0' already exists, in .*replace it: --force, in Python force=True"):
         recorded(Scripted(), 1)[0].save("taken/one-v0")
     assert differences(load_demonstrations("taken/one-v0", spaces_of(recorder)), beside) == []
     other, beside = recorded(ScriptedBox(), 1)
