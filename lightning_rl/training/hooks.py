@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
 
@@ -14,27 +14,8 @@ RUN_HOOKS = {
 """Hooks in which a run works, and its method that does the work."""
 
 
-class Elsewhere:
-    """What other libraries have as a method of a class: asking for it raises `AttributeError` with the way out.
-
-    Args:
-        way_out: what to write instead.
-    """
-
-    def __init__(self, way_out: str) -> None:
-        self.way_out = way_out
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(f"{owner.__name__} has no method {self.name}: {self.way_out}")
-
-
 class HookedModule(pl.LightningModule):
     """A module that works in hooks of Lightning without defining them: subclasses may override them freely."""
-
-    load = Elsewhere("load_from_checkpoint(path) loads it to go on learning, and lightning_rl.load_policy(path) to act")
 
     def __init__(self) -> None:
         super().__init__()

@@ -99,21 +99,6 @@ def test_a_habit_from_another_library_ends_in_one_line_with_the_way_out(wrong, w
     assert line.startswith(words) and "\n" not in line and len(line) <= 190
 
 
-def test_load_of_another_library_is_told_with_what_loads_here_and_no_algorithm_has_it():
-    with pytest.raises(
-        AttributeError, match=r"^PPO has no method load: load_from_checkpoint\(path\) loads it .*load_policy\(path\) to act$"
-    ):
-        lrl.PPO.load("ppo.zip")
-    assert not hasattr(lrl.PPO, "load") and not hasattr(tiny(lrl.PPO), "load")
-
-    class Own(lrl.PPO):
-        @classmethod
-        def load(cls, path):
-            return path
-
-    assert Own.load("ppo.zip") == "ppo.zip"
-
-
 def test_positional_settings_of_a_users_own_init_are_accepted():
     class Own(lrl.PPO):
         def __init__(self, env, repeats: int = 3, **common):
