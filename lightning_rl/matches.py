@@ -20,10 +20,12 @@ SEED = 30_000
 class Matches(NamedTuple):
     """Results of players against each other.
 
-    players: their names.  scores: of player i against player j, by (i, j), both ways.  ratings: by player.
+    players: their names.  environments: in which each was trained, empty for a scripted one.
+    scores: of player i against player j, by (i, j), both ways.  ratings: by player.
     """
 
     players: list[str]
+    environments: list[str]
     scores: dict[tuple[int, int], Score]
     ratings: dict[int, Rating]
 
@@ -47,9 +49,7 @@ def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
     if not learned:
         raise SettingError(f"matches need a checkpoint or a run's folder, and {' and '.join(names)} are none")
     policies = {k: load_with_env(names[k]) for k in sorted(learned)}
-    trained_in = {environment_name(policy.env): names[k] for k, policy in policies.items()}
-    if len(trained_in) > 1:
-        raise SettingError(f"matches are of one game: {', '.join(f'{player} was trained in {env}' for env, player in trained_in.items())}")
+    environments = [environment_name(policies[k].env) if k in learned else "" for k in range(len(names))]
     scores: dict[tuple[int, int], Score] = {}
     for one, two in permutations(range(len(names)), 2):
         if one not in learned or (two in learned and two < one):  # then the pair is played from the other's side
@@ -60,7 +60,7 @@ def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
         points = games * result["points"]
         scores[one, two], scores[two, one] = Score(games, points), Score(games, games - points)
     once = {pair: score for pair, score in scores.items() if pair[0] < pair[1]}
-    return Matches(names, scores, fit_ratings(once, {0: ANCHOR}))
+    return Matches(names, environments, scores, fit_ratings(once, {0: ANCHOR}))
 
 
 def describe_matches(matches: Matches) -> str:
@@ -76,4 +76,8 @@ def describe_matches(matches: Matches) -> str:
         rating = matches.ratings.get(one)
         shown = "" if rating is None else f"   {rating.value:.0f} ± {rating.margin:.0f}"
         lines.append("".join(f"{each:>7}" for each in (name, *cells)) + shown)
-    return "\n".join([*lines, "", *(f"{name}: {player}" for name, player in zip(names, matches.players, strict=True))])
+    lines += ["", *(f"{name}: {player}" for name, player in zip(names, matches.players, strict=True))]
+    if len({*matches.environments} - {""}) > 1:
+        trained = ", ".join(f"{name} in {env}" for name, env in zip(names, matches.environments, strict=True) if env)
+        lines += ["", f"they were trained in several environments, {trained}; a pair plays in that of its first player"]
+    return "\n".join(lines)

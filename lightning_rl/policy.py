@@ -25,7 +25,7 @@ from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
-from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, allocate, is_batch_of, mismatches, without_hidden
+from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, is_batch_of, mismatches, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.run import Run
@@ -75,14 +75,14 @@ class Policy:
             raise SettingError(f"this policy was trained with masks: give an {MASK}, as an argument or as a key of the observation")
         obs = self._own_part(obs)
         batched = is_batch_of(self.spaces.observation, obs)
-        for what in mismatches(self.spaces.observation, obs, batched=batched):
-            is_pair = isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict)
-            raise SettingError(shorten(what, 160, placeholder=" …") + "; write obs, info = env.reset()" * is_pair)
+        if not batched and isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
+            raise SettingError("the observation is a pair, as reset returns; write obs, info = env.reset()")
         if not batched:
+            for what in mismatches(self.spaces.observation, obs):
+                raise SettingError(shorten(what, 160, placeholder=" …"))
             obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
-        num = len(tree_leaves(obs)[0])
-        rows = allocate(self.spaces.observation, num)
-        tree_map(copy_row, rows, obs)
+        rows = as_rows(self.spaces.observation, obs)
+        num = len(tree_leaves(rows)[0])
         if not is_finite(rows):
             raise NotFiniteError("the observation holds NaN or infinity")
         start = torch.full((num,), memory is None, device=self.device)
@@ -106,13 +106,6 @@ class Policy:
         if self.given.joint:
             return obs[OWN] if isinstance(obs, dict) and JOINT in obs else obs
         return {key: child for key, child in obs.items() if key not in self.hidden} if self.hidden else obs
-
-
-def copy_row(row: np.ndarray, leaf: Any) -> None:
-    """Copy a part `[N, ...]` of observations; raise `SettingError` if it is one of another number of them."""
-    if len(leaf) != len(row):
-        raise SettingError(f"the parts of a batch are of {len(row)} and of {len(leaf)} observations")
-    np.copyto(row, leaf, casting="unsafe")
 
 
 def load_policy(
@@ -254,17 +247,22 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
 
 
 def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.Env:
-    """Build one environment as a policy sees it in training: with the arguments, wrappers and stacked frames of its settings.
+    """Build the environment that a policy was trained in, one of it: with the arguments, wrappers and stacked frames of its settings.
+
+    Parameters with lessons have the values of the last one.
 
     Args:
         source: a path as in `load_policy`, or an algorithm.
         render_mode: such as `human` or `rgb_array`; default: that of the settings.
 
     Raises:
-        SettingError: a checkpoint that cannot be loaded or names no environment, or an environment that cannot be built, or is not built
-            from settings and so takes no `render_mode`.
+        SettingError: a checkpoint that cannot be loaded or names no environment, or an environment that cannot be built, has several
+            agents, or is not built from settings and so takes no `render_mode`.
     """
-    env: Any = source.env if isinstance(source, Run) else load_with_env(source).env
+    algorithm = source if isinstance(source, Run) else load_with_env(source)
+    env: Any = algorithm.env
+    if algorithm.spaces.agents:
+        raise SettingError("make_env is for environments of one agent; build one of several as its package does")
     if isinstance(env, VectorEnv) or env is None:
         raise SettingError("make_env cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
     if render_mode is not None:

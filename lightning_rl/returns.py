@@ -22,6 +22,22 @@ def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, car
     return _reverse_scan(delta.detach(), (discount * gae_lambda * carry).detach())
 
 
+def n_step(reward: Tensor, discount: Tensor, next_value: Tensor, carry: Tensor, n: int) -> Tensor:
+    """Return n-step returns, shorter where an episode or the rollout ends (Sutton and Barto 2018, eq. 7.1).
+
+    G¹_t = r_t + discount_t V(s'_t)
+    Gⁿ_t = r_t + discount_t (carry_t Gⁿ⁻¹_{t+1} + (1 − carry_t) V(s'_t))
+    """
+    one_step = (reward + discount * next_value).detach()
+    weight = (discount * carry).detach()
+    returns = one_step
+    for _ in range(min(n, one_step.shape[0]) - 1):
+        ahead = one_step.clone()
+        ahead[:-1] += (weight.expand_as(ahead)[:-1]) * (returns[1:] - next_value.expand_as(ahead)[:-1].detach())
+        returns = ahead
+    return returns
+
+
 def vtrace(
     log_rho: Tensor,
     reward: Tensor,

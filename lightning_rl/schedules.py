@@ -47,7 +47,7 @@ def make_schedule(name: str, setting: object, low: float = 0.0, high: float = fl
     if callable(setting):
         setting = as_points(name, setting)
         for at, value in setting["points"]:
-            check_range(f"{name} at progress {at:g}", float(f"{value:g}"), low, high)
+            check_range(f"{name} at progress {at:g}", value, low, high)
     if not isinstance(setting, Mapping):
         check_range(name, setting, low, high)
         return constant(float(setting))  # type: ignore[arg-type]

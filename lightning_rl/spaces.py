@@ -5,6 +5,8 @@ Only this file and `distributions/` ask what class a space has.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -305,7 +307,22 @@ def cast(space: Space, obs: Tree) -> Tree:
         return {name: cast(child, obs[name]) for name, child in space.items()}
     if isinstance(space, Tuple):
         return tuple(cast(child, part) for child, part in zip(space, obs, strict=True))
-    return np.asarray(obs).astype(space.dtype, copy=False)
+    return obs if getattr(obs, "dtype", None) == space.dtype else np.asarray(obs).astype(space.dtype)
+
+
+def as_rows(space: Space, obs: Tree) -> Tree:
+    """Return a batch of observations in arrays of their space.
+
+    Raises `SettingError`: other parts or shapes, or parts of different numbers of observations.
+    """
+    for what in mismatches(space, obs, batched=True):
+        raise SettingError(shorten(what, 160, placeholder=" …"))
+    counts = [len(leaf) for leaf in tree_leaves(obs)]
+    if len({*counts}) > 1:
+        raise SettingError(f"the parts of a batch are of {counts[0]} and of {next(n for n in counts if n != counts[0])} observations")
+    rows = allocate(space, counts[0])
+    tree_map(partial(np.copyto, casting="unsafe"), rows, obs)
+    return rows
 
 
 def misshape(value: object, shape: tuple[int, ...], batched: bool = False) -> str:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_rl.returns import discounted_sum, explained_variance, gae, vtrace
+from lightning_rl.returns import discounted_sum, explained_variance, gae, n_step, vtrace
 
 GAMMA = 0.9
 VALUE = [0.5, 0.4, 0.3]
@@ -112,8 +112,32 @@ def test_returns_carry_no_gradient():
     discount, carry = flags(None, None)
     arguments = (column([1, 1, 1]), discount, value, value, carry)
     target, advantage = vtrace(value, *arguments)
-    for tensor in (gae(*arguments, 0.8), target, advantage):
+    for tensor in (gae(*arguments, 0.8), n_step(arguments[0], discount, value, carry, 2), target, advantage):
         assert not tensor.requires_grad
+
+
+def test_n_step_windows_by_hand():
+    discount, carry = flags(None, None)
+    # r + γV'; r + γr + γ²V', shorter at the end of the rollout
+    one = [1 + 0.9 * 0.4, 2 + 0.9 * 0.3, 3 + 0.9 * 0.2]
+    two = [1 + 0.9 * 2 + 0.81 * 0.3, 2 + 0.9 * 3 + 0.81 * 0.2, one[2]]
+    three = [1 + 0.9 * 2 + 0.81 * 3 + 0.729 * 0.2, two[1], one[2]]
+    for n, expected in ((1, one), (2, two), (3, three), (50, three)):
+        close(n_step(column([1, 2, 3]), discount, column([0.4, 0.3, 0.2]), carry, n), expected)
+
+
+def test_n_step_stops_at_the_end_of_an_episode_and_bootstraps_only_through_truncation():
+    reward, next_value = column([1, 2, 3]), column([0.4, 0.7, 0.2])
+    close(n_step(reward, *flags(1, None)[:1], next_value, flags(1, None)[1], 3), [1 + 0.9 * 2, 2.0, 3.18])
+    close(n_step(reward, *flags(None, 1)[:1], next_value, flags(None, 1)[1], 3), [1 + 0.9 * (2 + 0.9 * 0.7), 2 + 0.9 * 0.7, 3.18])
+
+
+def test_n_step_over_the_whole_rollout_equals_gae_with_lambda_1():
+    reward, discount, value, next_value, carry = random_stream(11)
+    # within an episode the critic's V(s') is the next row's V(s)
+    next_value[:-1] = torch.where(carry[:-1], value[1:], next_value[:-1])
+    expected = gae(reward, discount, value, next_value, carry, 1.0) + value
+    torch.testing.assert_close(n_step(reward, discount, next_value, carry, 11), expected)
 
 
 # ρ, (ρ̄, c̄, ρ̄_pg), targets, advantages

@@ -88,7 +88,8 @@ def test_a_function_that_is_no_schedule_is_refused_in_one_line(function, says):
 
 
 @pytest.mark.parametrize(
-    "function, says", [(lambda p: 0.5 - p, "must be >= 0, got -0.01"), (lambda p: 1.0 if p < 0.505 else float("nan"), "got nan")]
+    "function, says",
+    [(lambda p: 0.25 if p < 0.505 else -0.25, "must be >= 0, got -0.25"), (lambda p: 1.0 if p < 0.505 else float("nan"), "got nan")],
 )
 def test_a_function_that_returns_what_the_setting_does_not_take_is_told_where(function, says):
     with pytest.raises(SettingError) as error:

@@ -1,12 +1,11 @@
 """The base of every algorithm: settings, networks and experience; `training/learning.py` holds its updates, `training/run.py` its run."""
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import currentframe
 from types import FrameType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 
@@ -25,7 +24,7 @@ from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
-from lightning_rl.spaces import Spaces, add_hidden, allocate, describe_space, is_batch_of, mismatches
+from lightning_rl.spaces import Spaces, add_hidden, as_rows, describe_space, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
@@ -34,7 +33,7 @@ from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
 from lightning_rl.training.settings import Range, check_arguments, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
-from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {"count", "counted", "length", "updates", "env_steps", "episodes", "began_at", "generator", "noise", "seed", "guard", "recorded"}
 """What a run keeps for itself: a setting or an attribute of that name would stand in its place."""
@@ -201,12 +200,8 @@ class Algorithm(LearningRun):
         if not is_batch_of(self.spaces.observation, obs):
             space = describe_space(self.spaces.observation)
             raise SettingError(f"observations must be a batch, [N, ...] of {space}; of one give obs[None], or use lightning_rl.load_policy")
-        obs = tree_to_numpy(obs)
-        for what in mismatches(self.spaces.observation, obs, batched=True):
-            raise SettingError(what)
-        num = len(tree_leaves(obs)[0])
-        rows = allocate(self.spaces.observation, num)
-        tree_map(partial(np.copyto, casting="unsafe"), rows, obs)
+        rows = as_rows(self.spaces.observation, tree_to_numpy(obs))
+        num = len(tree_leaves(rows)[0])
         start = torch.ones(num, dtype=torch.bool, device=self.device)
         memory, mask = tree_to_torch(self.network.initial_memory(num), self.device), tree_to_torch(action_mask, self.device)
         action, _ = self.network.sample(tree_to_torch(rows, self.device), memory, start, mask, deterministic=True)

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import WeightAveraging
-from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.checkpoints import SaveCheckpoints, interval_of
@@ -145,10 +145,13 @@ class RolloutEvaluator(pl.Callback):
         num_envs = min(self.num_envs, self.episodes)
         named = self.opponent != "random"
         opponent = algorithm.make_opponent(self.opponent, num_envs * len(algorithm.spaces.agents)) if named else None
-        env, wrappers = algorithm.env if self.env is None else self.env, variant or self.wrappers
+        env = algorithm.env if self.env is None else self.env
+        wrappers = variant or self.wrappers  # which see the environment as it is
         try:
             player = make_player(env, num_envs, self.max_episode_steps, algorithm.spaces, wrappers, opponent)
         except SettingError as error:
+            if not (algorithm.has_trainer and algorithm.trainer.state.fn == TrainerFn.FITTING):
+                raise
             raise SettingError(f"{error}; an evaluation builds {num_envs} of its own, --evaluation null trains without") from error
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
@@ -386,7 +389,7 @@ def run_as_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, di
 def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = object, without: Sequence[object] = ()) -> None:
     """Call hooks of Lightning in callbacks, but for its progress bars, which would show batches, and then in the module.
 
-    `only`: the class of those that are called, `without` some.
+    `only`: the class of those that are called.  without: those that are not.
     """
     for hook in hooks:
         module._current_fx_name = hook  # `log` asks where it is called

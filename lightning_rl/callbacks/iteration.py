@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lightning_rl.callbacks.checkpoints import check_savers
+from lightning_rl.callbacks.checkpoints import SaveCheckpoints, check_savers
 from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
-from lightning_rl.callbacks.stopping import follow_evaluations
+from lightning_rl.callbacks.stopping import follow_evaluations, forget_reasons
 from lightning_rl.errors import SettingError, check_range
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -75,6 +75,10 @@ def make_target(online: Network) -> Network:
     return deepcopy(online).requires_grad_(False)
 
 
+BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)
+"""Callbacks that act at the end of an iteration before a user's, in this order."""
+
+
 class EndIteration(pl.Callback):
     """The first of all callbacks: averaged weights, ratings, lessons and evaluations come next, and a user's find a finished iteration."""
 
@@ -82,8 +86,7 @@ class EndIteration(pl.Callback):
         if trainer.precision not in PRECISIONS:
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
         averages = [each for each in callbacks_of(trainer, object) if is_average(each)]
-        kinds = (SelfPlay, Curriculum, RolloutEvaluator)
-        first = [self, *averages, *(each for kind in kinds for each in callbacks_of(trainer, kind))]
+        first = [self, *averages, *(each for kind in BEFORE_USERS for each in callbacks_of(trainer, kind))]
         trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
         check_savers(trainer)
         check_averages(trainer)
@@ -93,14 +96,19 @@ class EndIteration(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         pl_module.check_experience()
+        forget_reasons(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         if trainer.fit_loop.epoch_loop.batch_progress.current.completed == 0:  # a hook skips all batches: epochs would follow without end
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        """Let averaged weights come into the model after the last save: a run continues with those that it learned."""
-        trainer.callbacks.sort(key=is_average)  # type: ignore[attr-defined]
+        """Let averaged weights come into the model between the last save, of those that were learned, and a user's callbacks."""
+        averages = [each for each in callbacks_of(trainer, object) if is_average(each)]
+        if averages:
+            before = [self, *(each for kind in (*BEFORE_USERS, SaveCheckpoints) for each in callbacks_of(trainer, kind)), *averages]
+            others = [each for each in trainer.callbacks if each not in before]  # type: ignore[attr-defined]
+            trainer.callbacks[:] = [*before, *others]  # type: ignore[attr-defined]  # Lightning goes through this list, of which this is the first
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         pl_module.end_iteration()
@@ -160,7 +168,7 @@ def overrides(instance: object, name: str) -> bool:
 def check_averages(trainer: pl.Trainer) -> None:
     """Raise `SettingError` for a mean over the beginnings of epochs in a run of one epoch: it would be the initial weights."""
     for callback in callbacks_of(trainer, object):
-        if trainer.limit_train_batches == 1.0 and is_average(callback, ("StochasticWeightAveraging",)):
+        if (trainer.limit_train_batches == 1.0 or trainer.max_epochs == 1) and is_average(callback, ("StochasticWeightAveraging",)):
             way_out = "set trainer.limit_train_batches to iterations of an epoch, or use EMAWeightAveraging"
             raise SettingError(f"{type(callback).__name__} would bring back the initial weights, since a run is one epoch; {way_out}")
 

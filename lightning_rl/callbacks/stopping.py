@@ -70,9 +70,15 @@ class StopOnEvaluation(pl.Callback):
 def why_stopped(trainer: pl.Trainer) -> dict[str, str]:
     """Return why evaluations stopped a run, by the setting or the callback that decided so; {} where none did."""
     ours = {name: reason for each in callbacks_of(trainer, StopOnEvaluation) for name, reason in each.reasons.items()}
-    messages = {type(each).__name__: getattr(each, "stopping_reason_message", None) for each in callbacks_of(trainer, object)}
-    theirs = {name: f"{name}: {text.removesuffix(' Signaling Trainer to stop.')}" for name, text in messages.items() if text}
-    return ours | theirs
+    messages = [(type(each).__name__, getattr(each, "stopping_reason_message", None)) for each in callbacks_of(trainer, object)]
+    return ours | {name: f"{name}: {text.removesuffix(' Signaling Trainer to stop.')}" for name, text in messages if text}
+
+
+def forget_reasons(trainer: pl.Trainer) -> None:
+    """Forget why Lightning's callbacks stopped an earlier run."""
+    for each in callbacks_of(trainer, object):
+        if getattr(each, "stopping_reason_message", None) is not None:
+            each.stopping_reason_message = None  # type: ignore[attr-defined]
 
 
 EVALUATION_METRICS = ("eval/", "val/", "val_")

@@ -80,7 +80,7 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
             settings.update(convert_integers(parameters, settings))
             env_id = settings.get("env", {}).get("id", env_id)
             has_memory = settings.get("memory", has_memory)
-            behaviors = {**behaviors, **as_mapping("model.behaviors", settings.get("behaviors"))}
+            behaviors = as_mapping("model.behaviors", settings["behaviors"]) if "behaviors" in settings else behaviors
             if "reward_signals" in settings:
                 named = as_mapping("model.reward_signals", settings["reward_signals"])
                 signals = merge_signals(signals or {}, named) if named else {}  # null leaves the defaults alone

@@ -124,7 +124,7 @@ def success(info: Mapping[str, Any], env: int | None = None) -> float | None:
     """
     for name in SUCCESS:
         reported = info.get(f"_{name}")
-        if name in info and (env is None or reported is None or reported[env]):
+        if info.get(name) is not None and (env is None or reported is None or reported[env]):
             return float(info[name] if env is None else info[name][env])
     return None
 
@@ -254,14 +254,14 @@ class Seat:
             obs, paid, terminated, truncated, info = self.env.step(action)
         except (SettingError, OSError):  # of wrappers that write what they see
             raise
-        except (Exception, SystemExit) as error:  # a user's environment may raise anything
+        except Exception as error:  # a user's environment may raise anything
             raise self.contract.failure(error) from error
         self.contract.check_obs(obs)
         self.contract.check_reward(paid)
         self.contract.check_end(terminated, truncated)
-        self.info = self.contract.read_info(info)
         self.length += 1
         over = bool(terminated or truncated or self.length >= max_episode_steps)
+        self.info = self.contract.read_info(info, over)
         obs, self.mask = self.masks.one(obs, self.info, self.index, over)
         self.obs, self.reward = self._checked(obs, float(paid))
         self.return_ += self.reward

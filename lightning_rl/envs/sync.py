@@ -18,8 +18,8 @@ from lightning_rl.spaces import MASK, cast, is_outside, mismatches, misshape
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """Types of rewards that need no closer look."""
-TOLD = (*SUCCESS, MASK, PARAMETERS, LESSONS)
-"""What is read of an environment's info."""
+READ = (*SUCCESS, MASK, PARAMETERS, LESSONS)
+"""The keys of an environment's info that are read."""
 
 
 class Contract:
@@ -28,7 +28,7 @@ class Contract:
     def __init__(self, space: gym.Space, who: str) -> None:
         self.space, self.shape, self.who = space, space.shape, who
         self.kinds = "iub" if space.dtype is not None and space.dtype.kind in "iu" else "fiub"
-        """Of numbers that need no closer look."""
+        """The kinds of numbers that need no closer look."""
 
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
@@ -45,21 +45,28 @@ class Contract:
     def check_end(self, terminated: Any, truncated: Any) -> None:
         """Raise `SettingError` unless the ends of an episode are true or false."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if what := misshape(flag, ()):
+            if flag.__class__ is not bool and (what := misshape(flag, ())):
                 raise SettingError(f"{self.who}: {name} {what}, and must be true or false")
 
-    def read_info(self, info: Any) -> Info:
-        """Return what is read of an info, all of which need not fit into arrays.
+    def read_info(self, info: Any, over: bool = False) -> Info:
+        """Return the entries of an info that are read, which go into arrays; the success only where an episode is over.
 
-        Raises `SettingError`: it is no dict, or the success that it reports no number.
+        Raises `SettingError`: it is no dict, or its success no number.
         """
+        if info.__class__ is dict and not info:
+            return info
         if not isinstance(info, Mapping):
             raise SettingError(f"{self.who}: the info is {info!r}, and must be a dict")
-        told = {key: info[key] for key in TOLD if key in info}
+        entries = {key: info[key] for key in READ if key in info}
         for name in SUCCESS:
-            if name in told and (what := misshape(told[name], ())):
-                raise SettingError(shorten(f"{self.who}: {name} of the info {what}, and must be true, false or a number", 190))
-        return told
+            reported = entries.pop(name, None)
+            if over and reported is not None:
+                number = np.asarray(reported)
+                if number.dtype.kind not in "biuf" or number.size != 1:
+                    what = misshape(reported, ()) or f"is {reported!r}"
+                    raise SettingError(shorten(f"{self.who}: {name} of the info {what}, and must be true, false or a number", 190))
+                entries[name] = number.item()
+        return entries
 
     def misuse(self, error: BaseException) -> str:
         """Return what is wrong where an error says that `step` or `reset` returned too little or too much, else nothing."""
@@ -86,7 +93,7 @@ class Contract:
             raise
         except passed:
             raise
-        except (Exception, SystemExit) as error:  # a user's environment may raise anything
+        except Exception as error:  # a user's environment may raise anything
             raise self.failure(error) from error
 
 
@@ -109,7 +116,8 @@ class CheckedEnv(gym.Wrapper):
         self.contract.check_obs(obs)
         self.contract.check_reward(reward)
         self.contract.check_end(terminated, truncated)
-        return cast(self.observation_space, obs), reward, terminated, truncated, self.contract.read_info(info)
+        info = self.contract.read_info(info, bool(terminated or truncated))
+        return cast(self.observation_space, obs), reward, terminated, truncated, info
 
     def close(self) -> None:
         with self.contract.naming():
@@ -150,8 +158,17 @@ class TurnVectorEnv(SyncVectorEnv):
                 self.latest[i], info = env.reset(seed=each, options=options)
             contract.check_obs(self.latest[i])
             infos = self._add_info(infos, contract.read_info(info), i)
-        self.stacked = concatenate(self.single_observation_space, self.latest, self.stacked)
+        self._stack()
         return self.stacked, infos
+
+    def _stack(self) -> None:
+        """Write the newest observations into the arrays that are used again."""
+        space = self.single_observation_space
+        try:
+            self.stacked = concatenate(space, self.latest, self.stacked)
+        except Exception:  # of another shape, or floats where the space has whole numbers
+            self._check_all()
+            self.stacked = concatenate(space, [cast(space, obs) for obs in self.latest], self.stacked)
 
     def _check_all(self) -> None:
         for contract, obs in zip(self.contracts, self.latest, strict=True):
@@ -170,7 +187,7 @@ class TurnVectorEnv(SyncVectorEnv):
                     contract.check_obs(obs)
                     contract.check_end(terminated, truncated)
                     ends[:, i] = terminated, truncated
-                    final = {"final_obs": deepcopy(obs), "final_info": contract.read_info(info)}  # the reset may write into it
+                    final = {"final_obs": deepcopy(obs), "final_info": contract.read_info(info, over=True)}  # the reset may write into it
                     infos = self._add_info(infos, final, i)
                     obs, info = env.reset()
                     self.contracts[i].check_obs(obs)
@@ -180,26 +197,24 @@ class TurnVectorEnv(SyncVectorEnv):
                     infos = self._add_info(infos, {MASK: info[MASK]}, i)
             except SettingError:
                 raise
-            except (Exception, SystemExit) as error:  # a user's environment may raise anything
+            except Exception as error:  # a user's environment may raise anything
                 raise self.contracts[i].failure(error) from error
             if reward.__class__ not in NUMBERS:
                 self.contracts[i].check_reward(reward)
             rewards[i], latest[i] = reward, obs
         if isinstance(self.stacked, np.ndarray):
             for row, obs in enumerate(latest):
-                is_array = obs.__class__ is np.ndarray
-                if obs.shape != self.shape or obs.dtype.kind not in self.kinds if is_array else self.shape or obs.__class__ not in NUMBERS:
+                if obs.__class__ is np.ndarray:
+                    is_usual = obs.shape == self.shape and obs.dtype.kind in self.kinds
+                else:
+                    is_usual = not self.shape and obs.__class__ in NUMBERS
+                if not is_usual:
                     self.contracts[row].check_obs(obs)
                 self.stacked[row] = obs
             if is_outside(self.single_observation_space, self.stacked):
                 self._check_all()
         else:
-            try:
-                self.stacked = concatenate(self.single_observation_space, latest, self.stacked)
-            except Exception:  # of another shape, or floats where the space has whole numbers
-                self._check_all()
-                latest = [cast(self.single_observation_space, obs) for obs in latest]
-                self.stacked = concatenate(self.single_observation_space, latest, self.stacked)
+            self._stack()
         return self.stacked, rewards, *ends, infos
 
     def close_extras(self, **_: Any) -> None:

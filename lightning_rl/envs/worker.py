@@ -69,7 +69,7 @@ class Worker:
     def reset(self, seed: int | None, options: Options) -> bytes:
         obs, info = self.env.reset(seed=seed, options=options)
         self.ended = False
-        return self._reply(obs, info)
+        return self._reply(obs, self.contract.read_info(info))
 
     def step(self, action: Tree) -> bytes:
         """Step; reset instead (NEXT_STEP) or afterwards (SAME_STEP) if the episode has ended."""
@@ -83,10 +83,13 @@ class Worker:
         self.ended = bool(terminated or truncated)
         if self.ended and self.mode == "SAME_STEP":
             self.contract.check_obs(obs)
-            final = {"final_obs": deepcopy(obs), "final_info": deepcopy(self.contract.read_info(info))}  # the reset may write into them
+            final = {
+                "final_obs": deepcopy(obs),
+                "final_info": deepcopy(self.contract.read_info(info, over=True)),
+            }  # the reset may write into them
             obs, info = self.env.reset()
-            return self._reply(obs, info, final)
-        return self._reply(obs, info)
+            return self._reply(obs, final | self.contract.read_info(info))
+        return self._reply(obs, self.contract.read_info(info, self.ended))
 
     def call(self, name: str, arguments: tuple[object, ...]) -> bytes:
         value = self.env.get_wrapper_attr(name)
@@ -106,12 +109,11 @@ class Worker:
         self.ended = state["ended"]
         return to_bytes(set_state(self.env, self.way, state["env"]))
 
-    def _reply(self, obs: Tree, info: Info, final: Info | None = None) -> bytes:
-        """Write an observation to shared memory, and return what is read of the info, with what an episode ended with."""
+    def _reply(self, obs: Tree, info: Info) -> bytes:
+        """Write an observation to shared memory, and return the info."""
         self.contract.check_obs(obs)
         write_to_shared_memory(self.space, self.index, obs, self.observations)
-        told = (final or {}) | self.contract.read_info(info)
-        return to_bytes(told) if told else DONE
+        return to_bytes(info) if info else DONE
 
 
 def to_bytes(value: object) -> bytes:

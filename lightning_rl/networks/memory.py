@@ -202,7 +202,7 @@ class RecurrentMemory(nn.Module):
         kept = _reset(state, start[0])
         if not start[1:].any():
             return self.fused(x, kept, self.weight_ih)
-        begins = start.t().clone()
+        begins = start.t().clone(memory_format=torch.contiguous_format)
         begins[:, 0] = True
         first = begins.flatten().nonzero().squeeze(-1)  # sequence after sequence
         segment = begins.flatten().cumsum(0) - 1

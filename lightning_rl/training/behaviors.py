@@ -32,8 +32,8 @@ from lightning_rl.training.loading import algorithm_class, stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import settings_of
 
-NEEDED = ("agents", "learner")
-"""What settings say of a behavior."""
+BEHAVIOR_KEYS = ("agents", "learner")
+"""The settings of a behavior, all of which it needs."""
 OF_THE_RUN = ("env", "max_env_steps", "log_interval", "spaces")
 """Settings that behaviors do not have for themselves."""
 
@@ -125,8 +125,8 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
         return replace(given, frozen=given.frozen or isinstance(given.learner, FrozenPolicy))
     if not isinstance(given, Mapping):
         raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")
-    check_names(f"behaviors.{name}.", given, NEEDED)
-    if missing := [each for each in NEEDED if each not in given]:
+    check_names(f"behaviors.{name}.", given, BEHAVIOR_KEYS)
+    if missing := [each for each in BEHAVIOR_KEYS if each not in given]:
         raise SettingError(f"behaviors.{name}.{missing[0]} is missing: a behavior is a mapping of agents and learner")
     learner = given["learner"]
     if isinstance(learner, str):

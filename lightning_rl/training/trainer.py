@@ -362,12 +362,13 @@ class Trainer(EvaluatingTrainer):
         names = {"trainer.run_name": self.run_folder.name}  # `last` alone is the newest run's
         if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a program has no Trainer
             names["trainer.default_root_dir"] = str(self.default_root_dir)
-        limits = {  # or it would end at once
-            ("trainer.max_steps", "-1"): 0 <= self.max_steps <= self.global_step,
-            ("trainer.max_epochs", "-1"): 1 <= (self.max_epochs or 0) <= self.current_epoch,
-            ("trainer.max_time", "null"): any((each.time_remaining() or 1.0) <= 0 for each in callbacks_of(self, Timer)),
-        }
-        names |= dict(name for name, has_ended in limits.items() if has_ended)
+        if 0 <= self.max_steps <= self.global_step:  # or it would end at once
+            names["trainer.max_steps"] = "-1"
+        if self.max_epochs is not None and 0 < self.max_epochs <= self.current_epoch:
+            names["trainer.max_epochs"] = "-1"
+        remaining = [each.time_remaining() for each in callbacks_of(self, Timer)]
+        if any(seconds is not None and seconds <= 0 for seconds in remaining):
+            names["trainer.max_time"] = "null"
         names |= {f"evaluation.{name}": "null" for name in ended}
         options = "".join(f" --{name} {quote(value)}" for name, value in names.items())
         return f"{command} --config {quote(str(self.run_folder / 'config.yaml'))} --ckpt_path last{options}"

@@ -178,7 +178,7 @@ def test_an_observation_of_another_shape_is_refused(obs):
         (lambda obs: {"image": obs["image"], "vector": obs["vector"]}, "the observation 'number' is missing"),
         (lambda obs: obs | {"more": 1}, "the observation 'more' is not in its space"),
         (lambda obs: obs | {"vector": obs["vector"] * np.nan}, "the observation holds NaN or infinity"),
-        (lambda obs: (obs, {}), "the observation is a tuple, and its space a Dict; write obs, info = env.reset()"),
+        (lambda obs: (obs, {}), "the observation is a pair, as reset returns; write obs, info = env.reset()"),
         (lambda obs: obs | {"image": obs["image"] / 255.0 + 0.001}, "the observation 'image' is float64, and its space uint8"),
         (lambda obs: obs | {"number": 7}, "the observation 'number' is 7, and its space Discrete(3)"),
     ],
@@ -252,3 +252,33 @@ def test_a_map_of_devices_is_taken_as_torch_takes_it(tmp_path):
 def test_a_seed_that_generators_cannot_take_is_refused():
     with pytest.raises(SettingError, match=r"^seed must be >= 0 and <= 4\.29497e\+09"):
         evaluate("zoo:ppo/cartpole", episodes=1, seed=2**64)
+
+
+def test_an_environment_of_several_agents_is_built_by_its_own_package():
+    with pytest.raises(SettingError, match="make_env is for environments of one agent"):
+        lrl.make_env(PPO("tests.agents.Together", n_steps=8, batch_size=8))
+
+
+def test_parts_of_a_batch_with_other_numbers_of_rows_are_refused():
+    space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,)), b=gym.spaces.Box(-1, 1, (2,)))
+    model = PPO(lambda: Blank(space), n_steps=8, batch_size=8)
+    with pytest.raises(SettingError, match="the parts of a batch are of 3 and of 1 observations"):
+        model({"a": np.zeros((3, 2)), "b": np.zeros((1, 2))})
+    with pytest.raises(SettingError, match="the parts of a batch are of 3 and of 1 observations"):
+        load_policy(model).act({"a": np.zeros((3, 2)), "b": np.zeros((1, 2))})
+
+
+class Blank(gym.Env):
+    """Shows zeros."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {name: np.zeros(2, np.float32) for name in self.observation_space}, {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}

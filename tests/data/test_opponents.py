@@ -8,15 +8,16 @@ import lightning_rl as lrl
 from lightning_rl import DQN, PPO, SettingError
 from lightning_rl.data.opponents import ScriptedOpponent
 from lightning_rl.data.self_play import Snapshots
-from lightning_rl.envs.games import GAMES
+from lightning_rl.envs.games import GAMES, tic_tac_toe
 from lightning_rl.loggers import read_rows
-from lightning_rl.matches import play_matches
+from lightning_rl.matches import describe_matches, play_matches
 from lightning_rl.training.experience import make_self_play_opponent
 from tests.fitting import tiny
 
 GAME = "lightning_rl.envs.games.tic_tac_toe"
 MINIMAX = "lightning_rl.envs.games.players.minimax"
 CALLS = []
+another_tic_tac_toe = tic_tac_toe
 
 
 def first_legal(obs, mask, random):
@@ -137,12 +138,18 @@ def test_an_opponent_in_an_environment_without_seats_is_refused_before_it_is_loa
         lrl.evaluate(tiny(PPO, "CartPole-v1"), 1, opponent="no/run")
 
 
-def test_matches_of_two_games_are_refused(tmp_path):
-    for name in ("tic_tac_toe", "rock_paper_scissors"):
-        fit(game(f"lightning_rl.envs.games.{name}", max_env_steps=64), tmp_path / name)
-    files = [next((tmp_path / name).rglob("last.ckpt")) for name in ("tic_tac_toe", "rock_paper_scissors")]
-    with pytest.raises(SettingError, match=r"matches are of one game: .* was trained in lightning_rl\.envs\.games\.tic_tac_toe, "):
-        play_matches(files, 4)
+def test_matches_in_two_environments_say_so(tmp_path):
+    for name in ("lightning_rl.envs.games.tic_tac_toe", f"{__name__}.another_tic_tac_toe"):
+        fit(game(name, max_env_steps=64), tmp_path / name)
+    files = [
+        next((tmp_path / each).rglob("last.ckpt")) for each in ("lightning_rl.envs.games.tic_tac_toe", f"{__name__}.another_tic_tac_toe")
+    ]
+    shown = describe_matches(play_matches(files, 4))
+    assert (
+        f"they were trained in several environments, 1 in lightning_rl.envs.games.tic_tac_toe, 2 in {__name__}.another_tic_tac_toe; a pair"
+        in shown
+    )
+    assert "several environments" not in describe_matches(play_matches([files[0], "random"], 4))
 
 
 def test_each_of_three_seats_counts_alike():

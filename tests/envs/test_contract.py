@@ -48,7 +48,6 @@ ODD = {
         "the observation 'image' is float64, and its space uint8",
     ),
     "an error": ({"obs": ValueError("no sensor")}, "raised ValueError: no sensor"),
-    "an exit": ({"obs": SystemExit(3)}, "raised SystemExit: 3"),
 }
 FINE = {
     "a list": {"obs": [0.5, 1]},
@@ -71,6 +70,8 @@ class Odd(gym.Env):
         self.observation_space = odd.get("space", Box(-np.inf, np.inf, (2,), np.float32))
         self.odd = {"obs": None, "reward": 1.0} | odd
         self.good = {"obs": self.observation_space.sample(), "reward": 1.0}
+        if case in FINE:
+            self.good["obs"] = odd.get("obs", self.good["obs"])
         if "obs" not in odd:
             self.odd["obs"] = self.good["obs"]
 
@@ -156,7 +157,8 @@ class Ends(gym.Env):
         self.t += 1
         over, mixed = self.t == 3, self.np_random.choice(4)
         info = {"is_success": "yes" if self.case == "a success as a text" else True, "mixed": [None, 1, "a", np.zeros(self.t)][mixed]}
-        info = {"no info": None, "a success in a list": {"is_success": [True]}}.get(self.case, info)
+        success = {"a success in a list": [True, False], "a success in an array": np.array([True])}.get(self.case)
+        info = {"no info": None}.get(self.case, info if success is None else {"is_success": success if over else None})
         flag = np.array([over]) if self.case == "an end in an array" else over
         obs = {"arm": np.zeros(2, np.float32)}
         return (obs, 1.0, flag, info) if self.case == "four values" else (obs, 1.0, flag, False, info)
@@ -170,7 +172,7 @@ gym.register("Ends-v0", f"{__name__}:Ends")
 ENDS = {
     "a part too many": ": the observation 'leg' is not in its space",
     "a success as a text": ": is_success of the info is 'yes', and must be true, false or a number",
-    "a success in a list": ": is_success of the info has shape (1,), and must be true, false or a number",
+    "a success in a list": ": is_success of the info has shape (2,), and must be true, false or a number",
     "no info": ": the info is None, and must be a dict",
     "an end in an array": ": terminated has shape (1,), and must be true or false",
     "four values": (
@@ -200,6 +202,12 @@ def test_an_odd_end_of_an_episode_is_reported_with_the_environments_name_and_not
 def test_infos_that_fit_into_no_array_do_not_matter(how):
     infos = three_steps("fine", *how)
     assert infos["final_info"]["is_success"].all() if how != ("sync", "NEXT_STEP") else "mixed" not in infos
+
+
+@pytest.mark.parametrize("how", [("sync",), ("async",)], ids=" ".join)
+def test_a_success_may_be_missing_until_the_end_and_an_array_of_one(how):
+    infos = three_steps("a success in an array", *how)
+    assert infos["final_info"]["is_success"].tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lightning_rl.envs.make import make_vector_env
-from lightning_rl.envs.sync import TOLD, TurnVectorEnv
+from lightning_rl.envs.sync import READ, TurnVectorEnv
 from lightning_rl.types import tree_map
 from tests.environments import ScriptedDict
 
@@ -40,9 +40,9 @@ def test_sync_steps_equal_those_of_gymnasium(name):
         obs, reward, terminated, truncated, info = ours.step(action)
         expected = theirs.step(action)
         same((obs, reward, terminated, truncated), expected[:4])
-        asked = {key: value for key, value in expected[4].items() if key.removeprefix("_") in ("final_obs", "final_info", *TOLD)}
+        asked = {key: value for key, value in expected[4].items() if key.removeprefix("_") in ("final_obs", "final_info", *READ)}
         if "final_info" in asked:
-            asked["final_info"] = {key: value for key, value in asked["final_info"].items() if key.removeprefix("_") in TOLD}
+            asked["final_info"] = {key: value for key, value in asked["final_info"].items() if key.removeprefix("_") in READ}
         assert info.keys() == asked.keys()
         for i in np.flatnonzero(terminated | truncated):
             ended += 1

@@ -124,7 +124,7 @@ class AgentsEnv(gym.Env):
         self._check(self.obs)
         self._check(self.last)
         self._check_infos(self.info)
-        self._check_infos(self.last_info)
+        self._check_infos(self.last_info, over=True)
         for agent, reward in self.rewards.items():
             if agent in self.contracts:
                 self.contracts[agent].check_reward(reward)
@@ -137,10 +137,10 @@ class AgentsEnv(gym.Env):
             elif self.contracts:
                 raise SettingError(f"{self.contract.who}: agent {agent} is there, and is not one of its possible_agents")
 
-    def _check_infos(self, infos: Mapping[str, Info]) -> None:
+    def _check_infos(self, infos: Mapping[str, Info], over: bool = False) -> None:
         for agent, info in infos.items():
-            if (info or info.__class__ is not dict) and agent in self.contracts:
-                self.contracts[agent].read_info(info)
+            if agent in self.contracts:
+                self.contracts[agent].read_info(info, over)
 
     def _reset(self, seed: int | None, options: Options) -> None:
         raise NotImplementedError

@@ -60,7 +60,7 @@ class Outcome:
 def gather_success(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
     """Return what infos of rows report of their success as arrays `[num]`, with gymnasium's mask of who reports it."""
     for name in SUCCESS:
-        given = {row: float(info[name]) for row, info in infos.items() if name in info}
+        given = {row: float(np.asarray(info[name]).item()) for row, info in infos.items() if info.get(name) is not None}
         if given:
             values, reported = np.zeros(num), np.zeros(num, dtype=bool)
             values[list(given)], reported[list(given)] = list(given.values()), True
