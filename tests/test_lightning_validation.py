@@ -122,6 +122,22 @@ def test_the_weights_that_were_judged_are_those_of_the_best_checkpoint(tmp_path)
     assert any(not torch.equal(judged[-2][name], final[name]) for name in final)
 
 
+def test_a_users_callback_finds_the_averaged_weights_at_the_end_and_the_last_checkpoint_holds_those_that_learn(tmp_path):
+    found = {}
+
+    class Exported(pl.Callback):
+        def on_train_end(self, trainer, pl_module):
+            found.update({name: value.clone() for name, value in pl_module.network.state_dict().items()})
+
+    model = tiny(PPO, learning_rate=0.01)
+    trainer = trainer_of(tmp_path, EMAWeightAveraging(decay=0.9, update_every_n_steps=1), Exported())
+    trainer.fit(model)
+    averaged, last = model.network.state_dict(), torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=False)
+    assert all(torch.equal(found[name], averaged[name]) for name in averaged)
+    learned = {name.removeprefix("network."): value for name, value in last["current_model_state"].items() if "network." in name}
+    assert any(not torch.equal(learned[name], averaged[name]) for name in learned if name in averaged)
+
+
 @pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
 def test_a_monitor_that_no_evaluation_has_is_refused_at_the_start(kind, tmp_path):
     model = tiny(SAC)
@@ -379,7 +395,8 @@ def test_best_and_last_may_be_those_of_a_callback_without_a_monitor(tmp_path):
 
 @pytest.mark.parametrize("shape", [(4,), (3, 1), (3, 5)])
 def test_observations_of_another_shape_are_refused_in_one_line(shape):
-    with pytest.raises(SettingError, match=r"^observations "):
+    line = r"^observations must be a batch, \[N, \.\.\.\] of Box\(4\)|^the observation has shape \(3, \d\), and its space \(4,\)$"
+    with pytest.raises(SettingError, match=line):
         tiny(PPO, "CartPole-v1")(np.zeros(shape))
 
 

@@ -18,9 +18,9 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from lightning_rl.callbacks.checkpoints import SaveCheckpoints, interval_of
+from lightning_rl.callbacks.checkpoints import BestModel, SaveCheckpoints, interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
-from lightning_rl.callbacks.stopping import any_rank_must_stop, check_monitors, is_monitored, must_stop
+from lightning_rl.callbacks.stopping import StopOnEvaluation, any_rank_must_stop, check_monitors, is_monitored, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
 from lightning_rl.data.opponents import find_exploitability
@@ -160,8 +160,9 @@ class RolloutEvaluator(pl.Callback):
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
-        if (number := len(callbacks_of(trainer, RolloutEvaluator))) > 1:
-            mixed = "best.ckpt, evaluations.csv and patience would take all as one series"
+        number = len(callbacks_of(trainer, RolloutEvaluator))
+        if number > 1 and any(isinstance(each, BestModel | StopOnEvaluation) for each in callbacks_of(trainer, object)):
+            mixed = "best.ckpt and patience would take all as one series"
             raise SettingError(f"{number} evaluators: {mixed}; give one, such as MultiEvaluator([RolloutEvaluator(…), …])")
         self.variants, self.reports_success, self.continues = {}, False, False
         self.interval = interval_of("evaluation", self, pl_module, 20)

@@ -222,10 +222,10 @@ def test_an_episode_that_reports_no_success_is_a_failure_once_any_of_the_run_has
     assert [row["success"] for row in read_rows(file)][:12] == [""] * 4 + ["0.0", "1.0", "0.0", "0.0"] + ["0.0"] * 4
 
 
-@pytest.mark.parametrize("kind", [lrl.Trainer, pl.Trainer])
-def test_two_evaluators_are_refused_as_their_evaluations_would_be_one_series(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "decides"), [(lrl.Trainer, []), (pl.Trainer, [StopOnEvaluation(patience=1)])])
+def test_two_evaluators_are_refused_where_their_evaluations_would_be_one_series(kind, decides, tmp_path):
     evaluators = [RolloutEvaluator(16, episodes=2), MultiEvaluator([RolloutEvaluator(16, deterministic=False)])]
-    trainer = kind(default_root_dir=tmp_path, callbacks=evaluators, accelerator="cpu", max_epochs=-1)
+    trainer = kind(default_root_dir=tmp_path, callbacks=[*evaluators, *decides], accelerator="cpu", max_epochs=-1)
     with pytest.raises(SettingError, match=r"^2 evaluators: .*; give one, such as MultiEvaluator\(\[RolloutEvaluator\(…\), …\]\)$"):
         trainer.fit(tiny(PPO))
     assert not list(tmp_path.rglob("config.yaml"))

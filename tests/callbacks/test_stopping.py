@@ -144,3 +144,13 @@ def test_a_goal_is_a_number(goal):
 def test_a_goal_for_a_metric_that_evaluations_do_not_have_is_told_with_the_nearest():
     with pytest.raises(SettingError, match=r"StopOnEvaluation.monitor 'eval/mean' is not a metric of evaluations"):
         fit(tiny(PPO), callbacks=[Scores([1.0]), StopOnEvaluation(stop_at=1.0, monitor="eval/mean")])
+
+
+def test_of_two_callbacks_that_stop_runs_the_one_that_did_is_named_and_not_in_the_next_run(tmp_path, capsys):
+    stops = [EarlyStopping("eval/mean_reward", mode="max", **settings) for settings in ({"stopping_threshold": 2}, {"patience": 99})]
+    arguments = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": tmp_path}
+    Trainer(**arguments, callbacks=[*stops, Scores([1, 3, 2])]).fit(tiny(PPO, "CartPole-v1", max_env_steps=80))
+    assert capsys.readouterr().out.count("EarlyStopping: Stopping threshold reached") == 1
+    stops[0].stopping_threshold = 99
+    Trainer(**arguments, callbacks=[*stops, Scores([1, 3, 2])], max_steps=1).fit(tiny(PPO, "CartPole-v1", max_env_steps=80))
+    assert "EarlyStopping:" not in capsys.readouterr().out

@@ -731,7 +731,7 @@ def test_an_environment_that_breaks_the_interface_is_named_in_one_line(cls, line
         stepper = make_fitting_stepper(cls, probe_spaces(cls), 0)
         stepper.opponent = Script()
         stepper.reset(0)
-        for _ in range(3):
+        for _ in range(4):
             stepper.step(np.zeros(stepper.num_envs, int))
     assert re.sub(r" \(test_agents\.py:\d+\)$", "", str(raised.value)) == line
 
