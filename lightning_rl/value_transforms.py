@@ -96,7 +96,7 @@ def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
     x = x.clamp(low, high)
     lower = x.floor().clamp(max=high - 1)
     upper_share = (x - lower).unsqueeze(-1)
-    index = (lower - low).long().unsqueeze(-1)
+    index = (lower - low).nan_to_num().long().unsqueeze(-1)  # NaN stays in the shares, and is found in the loss
     probs = torch.zeros(*x.shape, high - low + 1, dtype=x.dtype, device=x.device)
     return probs.scatter_(-1, index, 1 - upper_share).scatter_(-1, index + 1, upper_share)
 

@@ -175,3 +175,7 @@ def test_cross_entropy_against_a_histogram_is_least_at_its_number():
         (gradient,) = torch.autograd.grad(-(probs * logits.log_softmax(-1)).sum(), logits)
         logits = (logits - 4.0 * gradient).detach().requires_grad_()
     assert support_to_scalar(logits, 0, 4).item() == pytest.approx(2.25, abs=0.02)
+
+
+def test_nan_on_a_support_is_nan():
+    assert scalar_to_support(torch.tensor([float("nan")]), -2, 2).isnan().any()

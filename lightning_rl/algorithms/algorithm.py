@@ -22,6 +22,7 @@ from lightning_rl.envs.config import EnvConfig, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
+from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces, add_hidden, as_rows, describe_space, is_batch_of
@@ -204,7 +205,8 @@ class Algorithm(LearningRun):
         num = len(tree_leaves(rows)[0])
         start = torch.ones(num, dtype=torch.bool, device=self.device)
         memory, mask = tree_to_torch(self.network.initial_memory(num), self.device), tree_to_torch(action_mask, self.device)
-        action, _ = self.network.sample(tree_to_torch(rows, self.device), memory, start, mask, deterministic=True)
+        with eval_mode(self.network):
+            action, _ = self.network.sample(tree_to_torch(rows, self.device), memory, start, mask, deterministic=True)
         return self.network.distribution.to_env(tree_to_numpy(action))
 
     # ---------------------------------------------------------------- experience

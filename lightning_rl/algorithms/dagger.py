@@ -17,7 +17,7 @@ from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.loading import checkpoint_of
 from lightning_rl.training.run import Run
 from lightning_rl.training.settings import ReplayFields
-from lightning_rl.types import Transition, Tree, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Transition, Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -71,7 +71,9 @@ class Teacher:
         theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"teacher {source} was trained with other observations or actions than this environment has")
-        if len(stored.network.initial_memory(1)):
+        if stored.spaces.observation != spaces.observation:
+            raise SettingError(f"teacher {source} was trained with critic_obs that this environment does not show")
+        if tree_leaves(stored.network.initial_memory(1)):
             raise SettingError(f"teacher {source} has a memory, and what is remembered here are single steps; use one without")
         self.network: Any = stored.network.to(device).eval().requires_grad_(False)
 

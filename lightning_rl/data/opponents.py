@@ -167,7 +167,7 @@ def find_exploitability(env: Any, spaces: Spaces, network: Any, deterministic: b
     """
     if not isinstance(env, EnvConfig) or env.id not in JUDGED or GAMES[env.id].observation != spaces.observation:
         return {}
-    if not isinstance(network, PolicyNetwork) or network.initial_memory(1) != ():
+    if not isinstance(network, PolicyNetwork) or tree_leaves(network.initial_memory(1)):
         return {}
     with eval_mode(network):
         return {"exploitability": exploitability(env.id, Probabilities(network, deterministic))}

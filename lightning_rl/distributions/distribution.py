@@ -181,7 +181,7 @@ class Categorical(DiscreteDistribution):
         return functional.one_hot(action, self.num_inputs).float()
 
     def to_env(self, action: Any) -> Any:
-        return action + self.start if self.start else action
+        return action + self.start  # never the array that is kept: an environment may write into its actions
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         return action.astype(np.int64) - self.start

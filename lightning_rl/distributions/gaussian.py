@@ -275,6 +275,10 @@ class Bounds:
         for place in np.argwhere(space.low >= space.high).tolist():
             raise SettingError(f"{needed_by} needs a Box with low < high, got {space.low[*place]:g} for both at {place}")
         self.shape, self.low, self.high = space.shape, space.low, space.high
+        with np.errstate(over="ignore"):
+            for place in np.argwhere(np.isinf(space.high - space.low)).tolist():
+                wide = f"{space.low[*place]:g} to {space.high[*place]:g} at {place}"
+                raise SettingError(f"{needed_by} needs a Box whose bounds have a difference, got {wide}; narrow them, or use {instead}")
 
     def scale(self, unit: Array) -> Array:
         """Stretch actions `[N, D]` in [-1, 1] to the environment's `[N, *shape]`."""

@@ -30,7 +30,7 @@ def project(values: Tensor, probs: Tensor, support: Tensor) -> Tensor:
     lower = position.floor().clamp(max=last - 1)
     upper_share = position - lower
     projected = torch.zeros(*values.shape[:-1], len(support), dtype=probs.dtype, device=probs.device)
-    index = lower.long()
+    index = lower.nan_to_num().long()  # NaN stays in the shares, and is found in the loss
     return projected.scatter_add_(-1, index, probs * (1 - upper_share)).scatter_add_(-1, index + 1, probs * upper_share)
 
 

@@ -281,9 +281,16 @@ def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, precisio
 def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     """Return whether numpy can evaluate a network at such observations: narrow linear layers over a vector, in float32."""
     perceptron = network.perceptron()
-    if perceptron is None or not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
+    if perceptron is None or not all(map(is_ours, (network.distribution, network.normalizer, perceptron.encoder, *perceptron.memories))):
+        return False
+    if not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
         return False
     return perceptron.encoder.is_vector and are_plain(perceptron.layers)
+
+
+def is_ours(part: object) -> bool:
+    """Return whether a part of a network is of this package: what a user wrote is asked itself."""
+    return type(part).__module__.startswith("lightning_rl.")
 
 
 def are_plain(layers: Iterable[nn.Module]) -> bool:

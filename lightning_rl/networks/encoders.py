@@ -3,6 +3,7 @@
 import importlib
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from textwrap import shorten
 from typing import Any
 
@@ -312,8 +313,9 @@ class OwnEncoder(nn.Module):
         """Encode observations `[..., *leaf]` as `[..., F]`."""
         first = tree_leaves(obs)[0]
         batch = first.shape[: first.dim() - self.dims]
-        rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(batch) :]), obs)
-        return self.own(rows).unflatten(0, batch)
+        rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(batch) :]).clone(), obs)  # a module may write into what it gets
+        with nullcontext() if torch.is_grad_enabled() else eval_mode(self.own):
+            return self.own(rows).unflatten(0, batch)
 
 
 def find_encoder(path: str) -> type[nn.Module]:

@@ -20,6 +20,7 @@ def teachers(tmp_path_factory):
         "box": (PPO, BOX, {}),
         "memory": (PPO, SCRIPTED, {"memory": GRU(4, 4)}),
         "dqn": (DQN, SCRIPTED, {}),
+        "apart": (PPO, SCRIPTED, {"share_encoder": False}),
         "cartpole": (PPO, "CartPole-v1", {}),
     }
     for name, (algorithm, env_id, settings) in made.items():
@@ -131,3 +132,9 @@ def test_ppo_begins_with_a_student(teachers, tmp_path):
 def test_cloning_knows_no_teacher():
     with pytest.raises(SettingError, match="teacher is not a setting of BehavioralCloning"):
         BehavioralCloning("CartPole-v1", dataset="a/b-v0", teacher="x")
+
+
+def test_a_teacher_whose_networks_share_no_encoder_has_no_memory(teachers):
+    model = student(teachers["apart"])
+    fit(model)
+    assert model.updates > 0

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import AWAC, CQL, DQN, GRU, IQL, SAC, TD3BC, RolloutEvaluator, SettingError, Trainer, load_policy
+from lightning_rl import AWAC, CQL, DQN, GRU, IQL, LSTM, SAC, TD3BC, RolloutEvaluator, SettingError, Trainer, load_policy
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
+from lightning_rl.demonstrations.dataset import Demonstration
 from lightning_rl.training.settings import settings_of
 from lightning_rl.types import tree_to_numpy
 from tests.algorithms.test_probes import BEST, learned_values
@@ -324,3 +325,53 @@ def test_priorities_begin_or_end_with_a_notice_where_a_run_is_continued(first, t
 def test_dqn_knows_no_offline_settings():
     with pytest.raises(SettingError, match="online is not a setting of DQN"):
         DQN("CartPole-v1", online=True)
+
+
+class NeverTwice(gym.Env):
+    """Rules out the action that was just taken, and is truncated after six steps."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.last = 0, None
+        return self.see()
+
+    def see(self):
+        mask = np.ones(3, bool)
+        if self.last is not None:
+            mask[self.last] = False
+        return np.array([self.t / 6, 0 if self.last is None else self.last / 3], np.float32), {"action_mask": mask}
+
+    def step(self, action):
+        self.t, self.last = self.t + 1, int(action)
+        obs, info = self.see()
+        return obs, 1.0, False, self.t >= 6, info
+
+
+@pytest.mark.parametrize("algorithm", [IQL, AWAC])
+def test_with_a_memory_the_last_observation_of_an_episode_whose_mask_rules_out_the_action_before_it_counts_nothing(algorithm):
+    rng, episodes = np.random.default_rng(0), []
+    for seed in range(10):
+        env = NeverTwice()
+        obs, info = env.reset(seed=seed)
+        seen, masks, actions = [obs], [info["action_mask"]], []
+        for _ in range(6):
+            actions.append(int(rng.choice(np.flatnonzero(masks[-1]))))
+            obs, _, _, _, info = env.step(actions[-1])
+            seen.append(obs)
+            masks.append(info["action_mask"])
+        none = np.zeros(6, bool)
+        episodes.append(Demonstration(np.array(seen), np.array(actions), np.ones(6), none, np.arange(6) == 5, np.array(masks)))
+    model = algorithm(
+        NeverTwice,
+        dataset=episodes,
+        max_updates=20,
+        updates_per_iteration=10,
+        batch_size=8,
+        memory=LSTM(4, 4),
+        net_arch=[8],
+        critic_net_arch=[8],
+    )
+    fit(model)
+    assert model.updates == 20 and torch.isfinite(weights(model)).all()

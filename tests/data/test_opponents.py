@@ -179,3 +179,9 @@ def test_an_action_that_no_game_has_is_illegal(name, action):
     one.reset(seed=0)
     with pytest.raises(ValueError, match="actions are 0 to"):
         one.step(one.all, np.full((1,) if one.in_turn else (1, 2), action))
+
+
+@pytest.mark.parametrize("share_encoder", [True, False])
+def test_a_policy_without_a_memory_is_judged_whether_its_networks_share_their_encoder_or_not(share_encoder):
+    model = game(share_encoder=share_encoder)
+    assert "exploitability" in lrl.data.opponents.find_exploitability(model.env, model.spaces, model.network, True)

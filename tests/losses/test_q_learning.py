@@ -144,3 +144,8 @@ def test_the_least_quantile_loss_for_one_number_is_the_number():
     loss = quantile_huber(quantiles, torch.tensor([0.25, 0.5, 0.75]), torch.full((7,), 2.5))
     assert loss.item() == 0
     assert torch.autograd.grad(loss, quantiles)[0].tolist() == [0, 0, 0]
+
+
+def test_a_target_that_is_nan_gives_probabilities_that_are_nan():
+    probs = project(torch.tensor([[float("nan")]]), torch.ones(1, 1), torch.linspace(-1, 1, 3))
+    assert probs.isnan().any()

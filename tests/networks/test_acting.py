@@ -11,9 +11,12 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Generator, nn
 
 import lightning_rl as lrl
+from lightning_rl.distributions.distribution import Categorical
 from lightning_rl.networks.acting import NumpyActor, TorchActor, are_plain, make_actor
 from lightning_rl.networks.actor_critic import ActorCritic
+from lightning_rl.networks.memory import GRUMemory
 from lightning_rl.networks.mlp import mlp
+from lightning_rl.networks.normalization import ObservationNormalizer
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_leaves
@@ -132,3 +135,52 @@ def test_numpy_multiplies_in_one_thread_while_a_run_lasts(tmp_path):
         model = lrl.A2C(env="CartPole-v1", max_env_steps=40)
         lrl.Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False, logger=False, callbacks=[Looks()]).fit(model)
         assert set(seen) == {1} and {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {2}
+
+
+class Tenths(ObservationNormalizer):
+    """A normalizer of a user's own."""
+
+    def forward(self, obs):
+        return super().forward(obs) / 10
+
+
+class Mirrored(GRUMemory):
+    """A memory of a user's own."""
+
+    def cell(self, x, state):
+        return tuple(-leaf for leaf in super().cell(x, state))
+
+
+class Stubborn(Categorical):
+    """Actions of a user's own."""
+
+    def sample(self, x, mask=(), generator=None):
+        return super().sample(x, mask, generator) * 0
+
+
+def test_what_a_user_wrote_acts_itself_and_not_as_the_class_that_it_extends():
+    obs, generator = np.zeros((1, 4, 3), np.float32), Generator().manual_seed(0)
+
+    def network(**settings):
+        return ActorCritic(Spaces(Box(-1, 1, (3,)), Discrete(2)), net_arch=[5], **settings)
+
+    assert isinstance(make_actor(network(), obs, generator), NumpyActor)
+    own = network()
+    own.normalizer = Tenths(own.normalizer.space if hasattr(own.normalizer, "space") else Box(-1, 1, (3,)))
+    assert isinstance(make_actor(own, obs, generator), TorchActor)
+    own = network()
+    own.distribution.__class__ = Stubborn
+    assert isinstance(make_actor(own, obs, generator), TorchActor)
+    own = network(memory=lrl.GRU(4, 4))
+    assert isinstance(make_actor(own, obs, generator), NumpyActor)
+    for part in own.modules():
+        if type(part) is GRUMemory:
+            part.__class__ = Mirrored
+    assert isinstance(make_actor(own, obs, generator), TorchActor)
+
+
+def test_actions_that_an_environment_gets_are_no_view_of_those_that_are_kept():
+    kept = np.array([1, 0, 1])
+    given = Categorical(Discrete(2)).to_env(kept)
+    given[:] = 0
+    assert kept.tolist() == [1, 0, 1]

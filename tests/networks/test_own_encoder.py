@@ -195,3 +195,41 @@ class Frozen(Normed):
 def test_parts_stay_in_the_mode_that_a_users_module_gave_them():
     encoder = make_encoder(Box(-1, 1, (3,)), Frozen, 3)
     assert not encoder.own.norm.training and encoder.own.training
+
+
+class InPlace(nn.Module):
+    """Writes into what it gets."""
+
+    def __init__(self, space, features):
+        super().__init__()
+        self.layers = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(space.shape[0], features))
+
+    def forward(self, obs):
+        return self.layers(obs)
+
+
+def test_a_module_that_writes_into_its_input_leaves_observations_as_they_are():
+    encoder = make_encoder(Box(-1, 1, (3,)), InPlace, 4)
+    obs = -torch.ones(5, 3)
+    encoder(obs)
+    assert torch.equal(obs, -torch.ones(5, 3))
+
+
+class Dropping(nn.Module):
+    """Normalizes batches, and drops out."""
+
+    def __init__(self, space, features):
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm1d(space.shape[0]), nn.Linear(space.shape[0], features), nn.Dropout(0.5))
+
+    def forward(self, obs):
+        return self.layers(obs)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, SAC])
+def test_an_encoder_with_statistics_of_batches_acts_in_one_environment_by_those_of_all_so_far(algorithm):
+    model = tiny(algorithm, "CartPole-v1", encoder=Dropping, env={"num_envs": 1})
+    fit(model)
+    assert model.training  # as it learned
+    rows = torch.randn(40, 4).numpy()
+    assert (model(rows) == model(rows)).all()

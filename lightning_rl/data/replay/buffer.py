@@ -266,7 +266,8 @@ class ReplayBuffer:
             episode_start=np.concatenate([np.zeros((1, num), dtype=bool), final[:-1]]),
             memory=tree_index(row.memory, slice(num)),
             successor=successor.reshape(-1),
-            action_mask=mask,
+            # an episode's last observation stands with the action before it, which its mask may rule out
+            action_mask=mask if isinstance(mask, tuple) else mask | at[:, None],
             next_action_mask=mask,
             source=flat,
         )
