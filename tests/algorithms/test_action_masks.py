@@ -177,7 +177,8 @@ def test_sequences_hold_the_masks_of_all_their_slots(layout):
     for batch in (each for each in iterations.batches if each != ()):
         expected, t = expected_masks(batch.obs, "discrete"), batch.obs[:, 1]
         over = (t == 3) & (batch.obs[:, 0] % 3 != 1)
-        assert torch.equal(batch.action_mask, expected | over.unsqueeze(-1))
+        assert torch.equal(batch.next_action_mask, expected | over.unsqueeze(-1))
+        assert torch.equal(batch.action_mask, expected | (t == 3).unsqueeze(-1))  # the last observation stands with the action before it
         learned = (batch.weight > 0) & (batch.discount[:, 0] > 0)
         following = batch.follow(batch.next_action_mask)[learned]
         assert torch.equal(following, expected_masks(batch.follow(batch.next_obs)[learned], "discrete"))
