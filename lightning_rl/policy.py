@@ -4,11 +4,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from pytorch_lightning.utilities.seed import isolate_rng
@@ -25,11 +23,11 @@ from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
-from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, is_batch_of, mismatches, without_hidden
+from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, is_batch_of, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.run import Run
-from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_to_numpy, tree_to_torch
 
 Env = EnvConfig | str | Callable[[], gym.Env]
 """What builds an environment."""
@@ -77,11 +75,7 @@ class Policy:
         batched = is_batch_of(self.spaces.observation, obs)
         if not batched and isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
             raise SettingError("the observation is a pair, as reset returns; write obs, info = env.reset()")
-        if not batched:
-            for what in mismatches(self.spaces.observation, obs):
-                raise SettingError(shorten(what, 160, placeholder=" …"))
-            obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
-        rows = as_rows(self.spaces.observation, obs)
+        rows = as_rows(self.spaces.observation, obs, batched)
         num = len(tree_leaves(rows)[0])
         if not is_finite(rows):
             raise NotFiniteError("the observation holds NaN or infinity")
@@ -247,7 +241,7 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
 
 
 def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.Env:
-    """Build the environment that a policy was trained in, one of it: with the arguments, wrappers and stacked frames of its settings.
+    """Build one environment like those that a policy was trained in, with the arguments, wrappers and stacked frames of its settings.
 
     Parameters with lessons have the values of the last one.
 

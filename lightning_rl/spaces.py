@@ -310,13 +310,15 @@ def cast(space: Space, obs: Tree) -> Tree:
     return obs if getattr(obs, "dtype", None) == space.dtype else np.asarray(obs).astype(space.dtype)
 
 
-def as_rows(space: Space, obs: Tree) -> Tree:
-    """Return a batch of observations in arrays of their space.
+def as_rows(space: Space, obs: Tree, batched: bool = True) -> Tree:
+    """Return a batch of observations, or one of them as a batch, in arrays of their space.
 
     Raises `SettingError`: other parts or shapes, or parts of different numbers of observations.
     """
-    for what in mismatches(space, obs, batched=True):
+    for what in mismatches(space, obs, batched=batched):
         raise SettingError(shorten(what, 160, placeholder=" …"))
+    if not batched:
+        obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
     counts = [len(leaf) for leaf in tree_leaves(obs)]
     if len({*counts}) > 1:
         raise SettingError(f"the parts of a batch are of {counts[0]} and of {next(n for n in counts if n != counts[0])} observations")

@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, is_passing, metric_of
+from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, may_be_absent, metric_of
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
@@ -124,7 +124,7 @@ class BestModel(Checkpoint):
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one; raise `SettingError` if none has a metric of that name, with what was learned saved."""
-        if self.monitor not in metrics and not is_passing(trainer, self.monitor) and self.folder is not None:
+        if self.monitor not in metrics and not may_be_absent(trainer, self.monitor) and self.folder is not None:
             save_checkpoint(trainer, pl_module, self.folder / "last.ckpt")
         value = metric_of(metrics, self.monitor, "checkpoint.monitor", trainer)
         if value is None:

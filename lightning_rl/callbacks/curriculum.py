@@ -41,7 +41,7 @@ class Curriculum(pl.Callback):
         parameters: as in `env.parameters`.
     """
 
-    passing_metrics = ("eval/mean_reward_lesson",)
+    optional_metrics = ("eval/mean_reward_lesson",)
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         self.parameters = {name: each for name, each in as_parameters(parameters).items() if len(each.lessons) > 1}

@@ -95,14 +95,14 @@ def metric_of(metrics: Mapping[str, float], monitor: str, setting: str, trainer:
 
     Raises `SettingError`, with the setting that names it: there is none of that name.
     """
-    if monitor not in metrics and not is_passing(trainer, monitor):
+    if monitor not in metrics and not may_be_absent(trainer, monitor):
         raise SettingError(f"{setting} {monitor!r} is not a metric of evaluations{nearest(monitor, metrics)}")
     return metrics.get(monitor)
 
 
-def is_passing(trainer: pl.Trainer, monitor: str) -> bool:
-    """Return whether not all evaluations of a run need to have a metric, such as that of lessons."""
-    return any(monitor in getattr(each, "passing_metrics", ()) for each in callbacks_of(trainer, object))
+def may_be_absent(trainer: pl.Trainer, monitor: str) -> bool:
+    """Return whether some evaluations of a run may lack a metric, such as that of lessons."""
+    return any(monitor in getattr(each, "optional_metrics", ()) for each in callbacks_of(trainer, object))
 
 
 def is_monitored(trainer: pl.Trainer, metric: str) -> bool:
@@ -148,7 +148,7 @@ def check_monitors(trainer: pl.Trainer, metrics: dict[str, float]) -> list[Any]:
 
     Raises `SettingError`: it does not have the metric that stops the run.
     """
-    absent = [each for each, _ in monitors(trainer) if each.monitor not in metrics and is_passing(trainer, each.monitor)]
+    absent = [each for each, _ in monitors(trainer) if each.monitor not in metrics and may_be_absent(trainer, each.monitor)]
     for callback, _ in monitors(trainer):
         strict = getattr(callback, "strict", False) and callback.monitor.startswith(EVALUATION_METRICS)
         if strict and callback.monitor not in metrics and callback not in absent:
@@ -197,7 +197,7 @@ class StopOnSignal(pl.Callback):
         if any_rank_must_stop(trainer):
             self.received = self.received or signal.SIGTERM
             trainer.should_stop = True
-            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # which would go before
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # or the run would go on until then
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = self._least

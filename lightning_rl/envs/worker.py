@@ -83,10 +83,7 @@ class Worker:
         self.ended = bool(terminated or truncated)
         if self.ended and self.mode == "SAME_STEP":
             self.contract.check_obs(obs)
-            final = {
-                "final_obs": deepcopy(obs),
-                "final_info": deepcopy(self.contract.read_info(info, over=True)),
-            }  # the reset may write into them
+            final = deepcopy({"final_obs": obs, "final_info": self.contract.read_info(info, over=True)})  # the reset may write into them
             obs, info = self.env.reset()
             return self._reply(obs, final | self.contract.read_info(info))
         return self._reply(obs, self.contract.read_info(info, self.ended))

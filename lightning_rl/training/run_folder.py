@@ -168,8 +168,7 @@ def environment_name(env: object) -> str:
     name = getattr(env, "__name__", type(env).__name__)
     if spec is None and callable(env) and name == "<lambda>":
         with closing(make_env(env)) as built:
-            agents = built.unwrapped
-            return agents.name if isinstance(agents, AgentsEnv) else name_of(built)
+            return built.unwrapped.name if isinstance(built.unwrapped, AgentsEnv) else name_of(built)
     return spec.id if spec is not None else name
 
 

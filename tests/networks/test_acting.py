@@ -166,7 +166,7 @@ def test_what_a_user_wrote_acts_itself_and_not_as_the_class_that_it_extends():
 
     assert isinstance(make_actor(network(), obs, generator), NumpyActor)
     own = network()
-    own.normalizer = Tenths(own.normalizer.space if hasattr(own.normalizer, "space") else Box(-1, 1, (3,)))
+    own.normalizer = Tenths(Box(-1, 1, (3,)))
     assert isinstance(make_actor(own, obs, generator), TorchActor)
     own = network()
     own.distribution.__class__ = Stubborn
