@@ -271,6 +271,7 @@ def test_a_wrapper_that_cannot_be_applied_is_reported(wrapper, says):
         ({"id": "CartPole-v1", "num_env": 3}, "env.num_env is not a setting; did you mean num_envs?"),
         ({"num_envs": 3}, "env.id is missing; give the id of an environment such as CartPole-v1"),
         ({"id": 7}, "env.id must be the id of an environment such as CartPole-v1, got 7"),
+        ({"id": Scripted}, 'gymnasium.register("Scripted-v0", …) gives one to an environment of your own'),
         ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs must be >= 1, got 0"),
         ({"id": "CartPole-v1", "max_episode_steps": 1.5}, "env.max_episode_steps must be an integer >= 1, got 1.5"),
         ({"id": "CartPole-v1", "vectorization": "synk"}, "'synk'; did you mean sync?"),
