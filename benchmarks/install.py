@@ -4,7 +4,7 @@
 
 The same torch, numpy, gymnasium and simulators for all, those of `constraints.txt`; what a library needs beside them, it takes itself.
 Ours is this checkout with its simulators and without its developers' tools, of which torchmetrics, that Lightning imports, would import
-matplotlib and scipy.
+matplotlib and scipy; EnvPool, which asks for matplotlib too, is installed only for `scale.py` (see there).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def install(peer: str, folder: Path) -> None:
     torch, *shared = (line_of(name, HERE.parent / "constraints.txt") for name in ("torch", *SHARED, *SIMULATORS.get(peer, ())))
     subprocess.run([*pip, torch], check=True)
     if peer == OURS:
-        subprocess.run([*pip, "-c", HERE.parent / "constraints.txt", "-e", f"{HERE.parent}[mujoco,atari,envpool,vmas]"], check=True)
+        subprocess.run([*pip, "-c", HERE.parent / "constraints.txt", "-e", f"{HERE.parent}[mujoco,atari,vmas]"], check=True)
         return
     libraries = [line_of(name, HERE / "requirements.txt") for name in (LIBRARIES[peer], *COMPANIONS.get(peer, ()))]
     subprocess.run([*pip, torch, *shared, RENDERING, *libraries], check=True)

@@ -1,6 +1,7 @@
 """How costs grow: steps with the number of environments, a replay buffer with its size, memory with steps; and what start-up takes.
 
     python benchmarks/install.py --peers ours sb3
+    benchmarks/.venvs/ours/bin/pip install -c constraints.txt envpool    # for that of `environments`; not before `throughput.py`
     python benchmarks/scale.py [--parts environments replay startup several_agents] [--repeats 3] [--out benchmarks/results]
 
 * Environments: CartPole-v1, microseconds of a vector step of our collector, whose policy of 64 x 64 acts, and of the bare vector
