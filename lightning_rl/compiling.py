@@ -14,7 +14,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, causes_of
 from lightning_rl.optimization import parameters_of, with_gradient
 from lightning_rl.threads import has_convolutions
 from lightning_rl.types import Tree, tree_leaves, tree_map
@@ -159,10 +159,7 @@ def repays(algorithm: Any) -> bool:
 
 def why(error: BaseException) -> str:
     """Return in one line why something cannot be compiled."""
-    causes = [error]
-    while following := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(following)
-    if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in causes):
+    if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in causes_of(error)):
         return "there is no C++ compiler on this machine; install g++, or leave compile out"
     if "data-dependent" in str(error):
         return "Python decides by the value of a tensor"

@@ -6,7 +6,7 @@ import math
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from numbers import Integral
 from pathlib import Path
@@ -37,6 +37,13 @@ class SettingError(Exception):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message)))
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def place_in_code(error: BaseException) -> str:

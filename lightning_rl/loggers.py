@@ -23,6 +23,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import write_text
 from lightning_rl.distributed import Counted
+from lightning_rl.errors import causes_of
 
 Row = Mapping[str, object]
 
@@ -222,7 +223,7 @@ def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float
             with going_on(algorithm, f"a row of {type(logger).__name__}"):
                 logger.log_metrics(row, step=algorithm.count)
         except Exception as error:  # TensorBoard wraps the error of its thread, and can write no more
-            refused = next((cause for cause in _causes(error) if isinstance(cause, OSError)), None)
+            refused = next((cause for cause in causes_of(error) if isinstance(cause, OSError)), None)
             if refused is None:
                 raise
             algorithm.say(f"{type(logger).__name__} could not write and is left out, the run goes on: {refused.strerror or refused}")
@@ -291,10 +292,3 @@ def quiet_tensorboard() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -549,6 +549,90 @@ def test_an_error_in_a_loss_of_a_users_own_is_shown_without_the_calls_of_lightni
         main([*shlex.split(broken), "--debug"])
 
 
+OWN = """
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytorch_lightning as pl
+import torch
+
+from lightning_rl import PPO, Range
+
+
+class Mistaken(PPO):
+    def __post_init__(self):
+        super().__post_init__()
+        torch.nn.Linear(3)
+
+
+class Refusing(PPO):
+    def __post_init__(self):
+        super().__post_init__()
+        raise ValueError("gamma is too odd")
+
+
+class Undecorated(PPO):
+    atoms: Annotated[int, Range(1)] = 25
+
+
+class WithInit(PPO):
+    def __init__(self, env, *, atoms: Annotated[int, Range(1)] = 25, **common):
+        super().__init__(env, **common)
+
+
+class Picky(pl.Callback):
+    def __init__(self, n: int = 1):
+        if n < 2:
+            raise ValueError("n must be at least 2")
+        self.missing.start()
+"""
+
+
+@pytest.fixture
+def own(folder):
+    """A module of a user's own in the current folder, and how to train with one of its classes."""
+    (folder / "own.py").write_text(OWN)
+    return "fit --import own --model own.{} --model.env.id CartPole-v1 --model.max_env_steps 512 ".format
+
+
+def test_a_mistake_where_an_own_algorithm_is_built_is_shown_with_its_line(own, capfd):
+    status, _, err = run(own("Mistaken"), capfd)
+    assert status == 1 and "torch.nn.Linear(3)" in err and "own.py" in err and "TypeError: Linear.__init__() missing 1" in err
+    assert not any(name in err for name in ("pytorch_lightning", "jsonargparse", "contextlib", "Union subtypes"))
+
+
+def test_a_mistake_in_an_own_callback_is_shown_with_its_line(own, folder, capfd):
+    status, _, err = run(FIT + "--trainer.callbacks+=own.Picky --trainer.callbacks.n 3", capfd)
+    assert status == 1 and "self.missing.start()" in err and "'Picky' object has no attribute 'missing'" in err
+
+
+def test_what_own_code_refuses_is_one_line_with_its_place(own, capfd):
+    assert run(own("Refusing"), capfd)[2].endswith("error: model.gamma is too odd (own.py:20)\n")
+    assert run(FIT + "--trainer.callbacks+=own.Picky", capfd)[2].endswith("error: n must be at least 2 (own.py:35)\n")
+
+
+def test_an_own_module_that_cannot_be_imported_is_told_with_the_line(folder, capfd):
+    (folder / "broken.py").write_text("x = 1\ny = nope\n")
+    told = "NameError: name 'nope' is not defined (broken.py:2)"
+    assert run("fit --import broken --model PPO --model.env.id CartPole-v1", capfd)[2] == f"error: --import broken: {told}\n"
+    assert told in run("fit --model broken.Mine --model.env.id CartPole-v1", capfd)[2]
+
+
+def test_a_setting_of_an_own_class_that_is_no_dataclass_is_refused_with_the_decorator(own, capfd):
+    told = "Undecorated.atoms: atoms is a setting; decorate the class with @dataclass(kw_only=True, eq=False, repr=False)"
+    assert run(own("Undecorated") + "--model.atoms 3", capfd)[2] == f"error: {told}\n"
+
+
+def test_the_range_of_a_setting_of_an_own_init_is_checked(own, capfd):
+    assert run(own("WithInit") + "--model.atoms 0", capfd)[2].endswith("error: model.atoms must be >= 1, got 0\n")
+
+
+def test_an_unknown_class_of_an_own_module_is_told_with_its_algorithms(own, capfd):
+    names = "PPO, Mistaken, Refusing, Undecorated, WithInit"
+    told = run(own("X"), capfd)[2]
+    assert told == f"error: model 'own.X': there is no X in own; choose from {', '.join(sorted(names.split(', ')))}\n"
+
+
 def test_a_file_of_the_zoo_given_to_fit_is_told_with_the_command_that_converts_it(folder, capfd):
     (folder / "ppo.yml").write_text("CartPole-v1: {n_envs: 8, n_timesteps: 1e5, policy: MlpPolicy}")
     status, _, err = run("fit --config ppo.yml", capfd)

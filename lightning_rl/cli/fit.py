@@ -25,7 +25,7 @@ from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.names import Option, read_options
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
 from lightning_rl.config_files import first_difference
-from lightning_rl.errors import SettingError, check_seed, printable
+from lightning_rl.errors import SettingError, causes_of, check_seed, place_in_code, printable
 from lightning_rl.loggers import is_wanted
 from lightning_rl.setting_names import SECTIONS
 from lightning_rl.startup import find_modules_here
@@ -225,18 +225,28 @@ def prefix_model_settings(algorithm: Any) -> Iterator[None]:
 
 @contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into a `SettingError`: the one that caused it, else the library's words in one sentence."""
+    """Turn errors of these kinds into a `SettingError`: the one that caused it, else the library's words in one sentence.
+
+    A mistake in a user's code, anything but a `ValueError` there, stays as it is.
+    """
     try:
         yield
     except SettingError:
         raise
     except kinds as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, SettingError):
-            cause = cause.__cause__ or cause.__context__
+        causes = list(causes_of(error))
+        refusal = next((cause for cause in causes if isinstance(cause, SettingError)), None)
+        if refusal is None and (mistake := next(filter(is_mistake, causes), None)) is not None:
+            raise mistake from mistake.__cause__
+        place = next(filter(None, map(place_in_code, causes)), "")
         text = explain(str(error)) if isinstance(error, ArgumentError) else str(error) or type(error).__name__
         if found := re.search(
-            r"Union subtypes.*?Errors:\s+- (?:Problem with given class_path '\S+':\s+)?(.+?)(?:\s+- Expected|$)", text, re.S
+            r"Union subtypes.*?Errors:\s+- (?:Problem with given class_path '\S+':\s+)?(.+?)(?:\s+- (?:Expected|Not a valid)|$)", text, re.S
         ):
             text = found[1]
-        raise SettingError(cause or text) from error
+        raise SettingError(refusal or f"{text}{place}") from error
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Return whether an error comes from a user's code and is none that refuses a value."""
+    return place_in_code(error) != "" and not isinstance(error, ValueError | ArgumentError | MisconfigurationException)

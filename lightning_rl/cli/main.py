@@ -16,7 +16,7 @@ from typing import Any
 from lightning_rl import MODELS, __version__
 from lightning_rl.cli.names import read_options, take_seeds
 from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS, read_tune_options
-from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
+from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, place_in_code, printable
 from lightning_rl.startup import (
     INTERRUPTED,
     ROOT,
@@ -70,9 +70,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_error(error: Exception) -> None:
-    """Print an error that was not expected without the calls of Lightning between the program and what failed, often a user's code."""
+    """Print an error that was not expected without the calls of libraries between the program and what failed, often a user's code."""
     shown = traceback.TracebackException.from_exception(error)
-    between = (str(Path(__file__).parent), f"{os.sep}pytorch_lightning{os.sep}")
+    between = (
+        str(Path(__file__).parent),
+        *(f"{os.sep}{name}" for name in (f"pytorch_lightning{os.sep}", f"jsonargparse{os.sep}", "contextlib.py")),
+    )
     if own := [frame for frame in shown.stack if not any(each in frame.filename for each in between)]:
         shown.stack = traceback.StackSummary.from_list(own)
     print("".join(shown.format()).rstrip(), file=sys.stderr)
@@ -156,8 +159,8 @@ def import_modules(names: list[str]) -> None:
             find_modules_here([module])
             importlib.import_module(module)
         except Exception as error:  # the module of a user may raise anything
-            reason = f"{type(error).__name__}: {error}; a module must be installed or in the current folder"
-            raise SettingError(f"--import {module}: {reason}") from error
+            missing = "; a module must be installed or in the current folder" if isinstance(error, ImportError) else ""
+            raise SettingError(f"--import {module}: {type(error).__name__}: {error}{place_in_code(error)}{missing}") from error
 
 
 def take_subcommand(arguments: list[str]) -> str | None:

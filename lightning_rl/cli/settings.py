@@ -16,12 +16,12 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.multi_agent import MultiAgent
 from lightning_rl.cli.names import CLASSES, WHICH_MEMORY, Option, check_settings, models_in
 from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse
-from lightning_rl.errors import SettingError, closest, closest_of, nearest
+from lightning_rl.errors import SettingError, closest, closest_of, nearest, place_in_code
 from lightning_rl.rewards import SIGNALS
 from lightning_rl.setting_names import PARTS, settings_of_section
 from lightning_rl.startup import find_modules_here
 from lightning_rl.training.loading import algorithm_class
-from lightning_rl.training.settings import convert_integers, settings_of
+from lightning_rl.training.settings import check_decorated, convert_integers, settings_of
 
 EXPLAINED = {
     **{part: locate(path) for part, path in PARTS.items()},
@@ -166,13 +166,15 @@ def find_algorithm(class_path: object) -> type:
     try:
         imported = importlib.import_module(module)
     except Exception as error:  # the module of a user may raise anything
-        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        reason = f"{error if isinstance(error, ImportError) else f'{type(error).__name__}: {error}'}{place_in_code(error)}"
         raise SettingError(f"model {class_path!r}: {reason}; a module must be installed or in the current folder") from error
+    algorithms = {name for name, each in vars(imported).items() if isinstance(each, type) and issubclass(each, Algorithm | MultiAgent)}
     found = getattr(imported, name, None)
     if found is None:
-        raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, vars(imported))}")
-    if not (isinstance(found, type) and issubclass(found, Algorithm | MultiAgent)):
+        raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, algorithms)}")
+    if name not in algorithms:
         raise SettingError(f"model {class_path!r} is not an algorithm: it must be a subclass of lightning_rl.Algorithm")
+    check_decorated(found)
     return found
 
 

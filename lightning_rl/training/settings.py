@@ -66,14 +66,10 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, object]) -> None:
-    """Raise `SettingError` for a setting that a class does not have, for one that a subclass sets without being a dataclass, for a module,
-    and for arguments that must have names.
+    """Raise `SettingError` for a setting that a class does not have, for a wrong one of an `__init__` of its own, for one that a subclass
+    sets without being a dataclass, for a module, and for arguments that must have names.
     """
-    for base in cls.__mro__:
-        if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
-            for name in vars(base).keys() & {each.name for each in fields(base)}:
-                decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False) to change its default"
-                raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
+    check_decorated(cls)
     names = settings_of(cls)
     for name in given:
         if name not in names:
@@ -82,6 +78,8 @@ def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, obj
         if isinstance(given[name], Module) and "__dataclass_fields__" in vars(cls):
             instead = "; give its class" if name == "encoder" else ""
             raise SettingError(f"{name} must be plain data, which a checkpoint can hold, got a {type(given[name]).__name__}{instead}")
+        if name not in {each.name for each in fields(cls)}:
+            read_value(name, given[name], list(_alternatives(names[name].annotation)))
     kinds = [each.kind for each in inspect.signature(cls.__init__).parameters.values()][1:]  # type: ignore[misc]
     by_place = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if args and isinstance(args[0], str) and args[0].endswith("Policy"):
@@ -92,35 +90,57 @@ def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, obj
         raise SettingError(f"{cls.__name__}({got}): only the environment has no name; write setting=value for the others")
 
 
+def check_decorated(cls: type) -> None:
+    """Raise `SettingError` for a setting in the body of a class that is no dataclass, where it would be none."""
+    for base in cls.__mro__:
+        if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
+            annotated = {name for name, hint in inspect.get_annotations(base).items() if _is_setting(hint)}
+            for name in sorted(vars(base).keys() & {each.name for each in fields(base)} | annotated):
+                decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False)"
+                raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
+
+
+def _is_setting(hint: object) -> bool:
+    """Return whether an annotation has a note that only settings have."""
+    return any(isinstance(note, Range | BuildSchedule) for _, notes in _alternatives(hint) for note in notes)
+
+
 def read_fields(instance: Any) -> dict[str, Schedule]:
-    """Check each field by its annotation, and convert it: 1e6 to an integer, a schedule to its first value. Return the schedules.
+    """Check each field by its annotation, and convert it, see `read_value`. Return the schedules."""
+    schedules: dict[str, Schedule] = {}
+    for name, kinds in _kinds_of(type(instance)).items():
+        value, schedule = read_value(name, getattr(instance, name), kinds)
+        setattr(instance, name, value)
+        if schedule is not None:
+            schedules[name] = schedule
+    return schedules
+
+
+def read_value(name: str, value: Any, kinds: list[Kind]) -> tuple[Any, Schedule | None]:
+    """Check a setting by the types that it may have. Return it, 1e6 as an integer and a schedule as its first value, and its schedule.
 
     Raises:
         SettingError: a value outside its `Range`, not in its `Literal`, or not a flag.
     """
-    cls = type(instance)
-    schedules: dict[str, Schedule] = {}
-    for name, kinds in _kinds_of(cls).items():
-        value = getattr(instance, name)
-        if value is None and (NoneType, ()) in kinds:
-            continue
-        if any(kind is int for kind, _ in kinds):
-            value = as_integer(value)
-        (kind, notes), *others = [each for each in kinds if each[0] is not NoneType]
-        for note in notes:
-            if isinstance(note, Range):
-                check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
-            elif isinstance(note, BuildSchedule):
-                schedules[name] = make_schedule(name, value)
-                value = schedules[name](0.0)
-        if kind is bool and not others:
-            check_flag(name, value)
-        elif get_origin(kind) is Literal and not others:
-            check_choice(name, value, get_args(kind))
-        elif kind == list[int] and not others:
-            check_integers(name, value)
-        setattr(instance, name, value)
-    return schedules
+    schedule = None
+    if value is None and (NoneType, ()) in kinds:
+        return None, None
+    if any(kind is int for kind, _ in kinds):
+        value = as_integer(value)
+    (kind, notes), *others = [each for each in kinds if each[0] is not NoneType]
+    for note in notes:
+        if isinstance(note, Range):
+            check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
+        elif isinstance(note, BuildSchedule):
+            schedule = make_schedule(name, value)
+            value = schedule(0.0)
+    if kind is bool and not others:
+        check_flag(name, value)
+    elif get_origin(kind) is Literal and not others:
+        check_choice(name, value, get_args(kind))
+    elif kind == list[int] and not others:
+        check_integers(name, value)
+    return value, schedule
 
 
 def _kinds_of(cls: Any) -> dict[str, list[Kind]]:
