@@ -14,7 +14,7 @@ from lightning_rl.losses.policy_gradient import mean, policy_gradient
 from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.training.offline import OfflineFields
-from lightning_rl.training.settings import CriticFields, Range, critic_layers, ensemble_settings
+from lightning_rl.training.settings import CriticFields, Range, ensemble_settings
 from lightning_rl.types import Transition, Tree
 
 
@@ -47,7 +47,7 @@ class IQL(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dat
         self.network = Actor(self.spaces, "unit_normal", nn.Identity(), **settings)
         actions = self.network.distribution.num_features
         self.critic = Critic(self.spaces.observation, actions, **ensemble_settings(self))
-        self.value = Critic(self.spaces.observation, 0, ensemble=1, **critic_layers(self))
+        self.value = Critic(self.spaces.observation, 0, ensemble=1, **self.critic_settings)
         self.target = make_target(self.critic)
         self.target_networks = [(self.critic, self.target)]
 

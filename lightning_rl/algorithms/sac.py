@@ -25,7 +25,6 @@ from lightning_rl.training.settings import (
     Range,
     ReplayFields,
     StateDependentFields,
-    critic_layers,
     ensemble_settings,
     hidden_observations,
     sde_settings,
@@ -89,7 +88,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         self.check_quantiles()
         actions, choices = self.actions.num_actions, self.actions.num_choices
         self.critic = Critic(self.spaces.observation, actions, choices, **ensemble_settings(self))
-        self.value = Critic(self.spaces.observation, 0, ensemble=1, **critic_layers(self)) if self.value_network else None
+        self.value = Critic(self.spaces.observation, 0, ensemble=1, **self.critic_settings) if self.value_network else None
         self.target = make_target(self.value or self.critic)
         self.target_networks = [(self.value or self.critic, self.target)]
         auto = self.actions.target_entropy(self.target_entropy_multiplier, self.target_entropy_scale)

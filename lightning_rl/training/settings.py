@@ -322,17 +322,18 @@ class CriticFields:
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()  # type: ignore[misc]  # of the algorithm
 
-
-def critic_layers(algorithm: Any) -> dict[str, Any]:
-    """Return the settings of a critic of an algorithm with `CriticFields`."""
-    arch = algorithm.net_arch if algorithm.critic_net_arch is None else algorithm.critic_net_arch
-    return {**algorithm.critic_settings, "net_arch": arch, "layers": algorithm.critic_layers, "dropout": algorithm.critic_dropout}
+    @property
+    def critic_settings(self: Any) -> dict[str, Any]:
+        """Return the settings of a critic, with its own hidden layers."""
+        arch = self.net_arch if self.critic_net_arch is None else self.critic_net_arch
+        settings = super().critic_settings  # type: ignore[misc]  # of the algorithm
+        return {**settings, "net_arch": arch, "layers": self.critic_layers, "dropout": self.critic_dropout}
 
 
 def ensemble_settings(algorithm: Any) -> dict[str, Any]:
     """Return the settings of all its critics together: how many there are, and how they are read."""
     names = {"ensemble": "n_critics", "subset": "critic_subset", "quantiles": "n_quantiles", "dropped": "drop_quantiles"}
-    return critic_layers(algorithm) | {name: getattr(algorithm, setting) for name, setting in names.items()}
+    return algorithm.critic_settings | {name: getattr(algorithm, setting) for name, setting in names.items()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -23,6 +23,12 @@ def test_tqc_is_sac_with_quantiles_of_which_the_greatest_are_dropped():
     assert torch.equal(learned(TQC, n_quantiles=None, drop_quantiles=0), learned(SAC))
 
 
+def test_a_critic_that_a_subclass_builds_by_critic_settings_has_the_critics_own_layers():
+    settings = tiny(SAC, BOX, net_arch=[8], critic_net_arch=[6], critic_layers="layer_norm", critic_dropout=0.1).critic_settings
+    assert (settings["net_arch"], settings["layers"], settings["dropout"]) == ([6], "layer_norm", 0.1)
+    assert tiny(SAC, BOX, net_arch=[8]).critic_settings["net_arch"] == [8]
+
+
 @pytest.mark.parametrize(
     "option",
     [
