@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, may_be_absent, metric_of
+from lightning_rl.callbacks.stopping import EVALUATION_METRICS, KNOWN_METRICS, is_least_best, may_be_absent, metric_of
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
@@ -247,7 +247,7 @@ def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) ->
 
 
 def check_savers(trainer: pl.Trainer) -> None:
-    """Raise `SettingError` for a `ModelCheckpoint` of Lightning that would save nothing."""
+    """Raise `SettingError` for a `ModelCheckpoint` of Lightning that would save nothing, or compare nothing."""
     for saver in trainer.checkpoint_callbacks:
         name, epochs = type(saver).__name__, getattr(saver, "_every_n_epochs", 1)
         if getattr(saver, "_train_time_interval", None) is not None:
@@ -255,6 +255,11 @@ def check_savers(trainer: pl.Trainer) -> None:
         saves_else = getattr(saver, "save_last", None) or getattr(saver, "save_on_exception", False)
         if epochs > 1 and not saves_else and trainer.limit_train_batches == 1.0:
             raise SettingError(f"{name}: every_n_epochs {epochs} saves nothing, since a run is one epoch; use every_n_train_steps")
+        monitor = getattr(saver, "monitor", None)
+        compares = monitor is None or monitor.startswith(EVALUATION_METRICS) or getattr(saver, "_every_n_train_steps", 1)
+        if not compares and getattr(saver, "_save_on_train_epoch_end", None) is not False and trainer.limit_train_batches == 1.0:
+            once = f"monitor {monitor!r} would be seen at the end alone, since a run is one epoch"
+            raise SettingError(f"{name}: {once}; add every_n_train_steps (iterations), or monitor eval/mean_reward")
     warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")  # it saves whole iterations
 
 

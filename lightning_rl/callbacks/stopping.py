@@ -86,6 +86,7 @@ KNOWN_METRICS = (
     *("eval/mean_reward", "eval/std_reward", "eval/mean_ep_length", "eval/success_rate"),
     *("eval/win_rate", "eval/draw_rate", "eval/exploitability"),
 )
+GREATEST_IS_BEST = ("eval/mean_reward", "eval/success_rate", "eval/win_rate")
 WAITS_FOR_EPOCHS = ("_check_on_train_epoch_end", "_save_on_train_epoch_end")
 """Attributes of Lightning's `EarlyStopping` and `ModelCheckpoint`: whether they look at the end of an epoch or of a validation."""
 
@@ -137,6 +138,8 @@ def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
                 raise SettingError(f"{who}: monitor {callback.monitor!r} is not a metric of evaluations{hint}")
             if name == WAITS_FOR_EPOCHS[0] or getattr(callback, name) is None:  # else its user said when to save
                 setattr(callback, name, False)
+            if callback.mode == "min" and callback.monitor in GREATEST_IS_BEST:
+                trainer.lightning_module.say(f"{who}: the least {callback.monitor} is the best to it; mode='max' takes the greatest")  # type: ignore[operator]
         elif name == WAITS_FOR_EPOCHS[0] and (follows or trainer.limit_train_batches == 1.0):
             reason = "a run is one epoch" if evaluated else "this run has no evaluations"
             way_out = "monitor eval/mean_reward of an evaluation, a val/… that a hook logs in one, or use evaluation.patience"

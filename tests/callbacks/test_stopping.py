@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_rl import PPO, StopOnEvaluation, Trainer
 from lightning_rl.errors import SettingError
@@ -129,6 +129,24 @@ def test_early_stopping_that_no_evaluation_would_ask_is_refused_before_the_run(m
     assert model.env_steps == 0
 
 
+@pytest.mark.parametrize("monitor", ["train/loss", "rollout/ep_rew_mean"])
+def test_a_model_checkpoint_that_would_compare_nothing_is_refused_before_the_run(monitor, tmp_path):
+    model = tiny(PPO, max_env_steps=80, log_interval=1)
+    told = f"^ModelCheckpoint: monitor '{monitor}' would be seen at the end alone, .*; add every_n_train_steps"
+    with pytest.raises(SettingError, match=told):
+        fit(model, callbacks=[ModelCheckpoint(tmp_path, monitor=monitor)], enable_checkpointing=True)
+    assert model.env_steps == 0
+    fit(model, callbacks=[ModelCheckpoint(tmp_path, monitor=monitor, every_n_train_steps=1)], enable_checkpointing=True)
+    assert model.env_steps == 80
+
+
+@pytest.mark.parametrize(("mode", "lines"), [("min", 1), ("max", 0)])
+def test_one_line_tells_that_the_least_return_would_be_the_best(mode, lines, capsys):
+    fit(tiny(PPO, max_env_steps=32), callbacks=[EarlyStopping("eval/mean_reward", mode=mode), Scores([1, 2])])
+    told = "EarlyStopping: the least eval/mean_reward is the best to it; mode='max' takes the greatest"
+    assert capsys.readouterr().out.count(told) == lines
+
+
 def test_early_stopping_looks_at_any_metric_where_epochs_are_short():
     stopping, model = EarlyStopping("train/loss", patience=1, mode="max", stopping_threshold=-1e9), tiny(PPO, log_interval=1)
     fit(model, callbacks=[stopping], limit_train_batches=2)
@@ -147,7 +165,7 @@ def test_a_goal_for_a_metric_that_evaluations_do_not_have_is_told_with_the_neare
 
 
 def test_of_two_callbacks_that_stop_runs_the_one_that_did_is_named_and_not_in_the_next_run(tmp_path, capsys):
-    stops = [EarlyStopping("eval/mean_reward", mode="max", stopping_threshold=2), EarlyStopping("eval/mean_reward", patience=99)]
+    stops = [EarlyStopping("eval/mean_reward", mode="max", **each) for each in ({"stopping_threshold": 2}, {"patience": 99})]
     arguments = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": tmp_path}
     Trainer(**arguments, callbacks=[*stops, Scores([1, 3, 2])]).fit(tiny(PPO, "CartPole-v1", max_env_steps=80))
     assert capsys.readouterr().out.count("EarlyStopping: Stopping threshold reached") == 1
