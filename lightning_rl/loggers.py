@@ -4,6 +4,7 @@ import csv
 import itertools
 import logging
 import os
+import re
 import stat
 import threading
 import warnings
@@ -236,9 +237,11 @@ def show_to_callbacks(trainer: pl.Trainer, metrics: Mapping[str, float]) -> None
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
 
 
-HIDDEN_NOTICES = ("💡", "GPU available", "TPU available", "HPU available", "`Trainer.fit` stopped")
-"""How advertisements of Lightning begin, and what it says of devices that nobody asked for."""
+HIDDEN_NOTICES = ("💡", "GPU available", "TPU available", "HPU available", "`Trainer.fit` stopped", "`weights_only` was not set")
+"""How advertisements of Lightning begin, and what it says of devices and defaults that nobody asked for."""
 warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning, "pytorch_lightning")  # its own use of torch, which no user can fix
+for words in ("`.fit(ckpt_path=None)` was called without a model", '.fit(ckpt_path="last") is set, but there is no last checkpoint'):
+    warnings.filterwarnings("ignore", re.escape(words))  # said where OnExceptionCheckpoint is given; our Trainer finds checkpoints itself
 
 
 def is_wanted(notice: logging.LogRecord) -> bool:

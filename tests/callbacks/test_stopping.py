@@ -165,7 +165,7 @@ def test_a_goal_for_a_metric_that_evaluations_do_not_have_is_told_with_the_neare
 
 
 def test_of_two_callbacks_that_stop_runs_the_one_that_did_is_named_and_not_in_the_next_run(tmp_path, capsys):
-    stops = [EarlyStopping("eval/mean_reward", mode="max", **each) for each in ({"stopping_threshold": 2}, {"patience": 99})]
+    stops = [EarlyStopping("eval/mean_reward", mode="max", stopping_threshold=2), EarlyStopping("eval/std_reward", patience=99)]
     arguments = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": tmp_path}
     Trainer(**arguments, callbacks=[*stops, Scores([1, 3, 2])]).fit(tiny(PPO, "CartPole-v1", max_env_steps=80))
     assert capsys.readouterr().out.count("EarlyStopping: Stopping threshold reached") == 1
