@@ -504,6 +504,8 @@ def test_off_is_a_word_in_a_config(folder, capfd):
         ("--model.reward_signals.rnd.help", "normalize_reward: "),
         ("--model.behavioral_cloning.help", "samples_per_update: "),
         ("--model SAC --model.replay.help", "demonstration_share: "),
+        ("--evaluation.help", "max_share: "),
+        ("--checkpoint.help", "monitor: "),
         ("--model IMPALA --model.actors.help", "rollouts_per_batch: "),
         ("--model.env.help", "frame_stack: "),
     ],

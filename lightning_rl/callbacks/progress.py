@@ -40,6 +40,7 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
     name, collector, spaces = type(algorithm).__name__, algorithm.collector, algorithm.spaces
     behaviors = f", behaviors {', '.join(algorithm.learner_names)}" if algorithm.learner_names else ""
     copies = "" if collector.n_steps == math.inf else f", {collector.num_envs} cop{'ies' if collector.num_envs > 1 else 'y'}"
+    copies += f" in each of {trainer.world_size} processes" if copies and trainer.world_size > 1 else ""
     parameters = [parameter for parameter in algorithm.parameters() if parameter.requires_grad]
     threads = torch.get_num_threads()
     cpu = f"the CPU, {threads} thread{'s' * (threads > 1)}"

@@ -18,16 +18,17 @@ from lightning_rl.cli.names import CLASSES, WHICH_MEMORY, Option, check_settings
 from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse
 from lightning_rl.errors import SettingError, closest, closest_of, nearest, place_in_code
 from lightning_rl.rewards import SIGNALS
-from lightning_rl.setting_names import PARTS, settings_of_section
+from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_section
 from lightning_rl.startup import find_modules_here
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.training.settings import check_decorated, convert_integers, settings_of
 
 EXPLAINED = {
-    **{part: locate(path) for part, path in PARTS.items()},
-    **{f"reward_signals.{name}": signal for name, signal in SIGNALS.items()},
+    **{f"--model.{part}.help": locate(path) for part, path in PARTS.items()},
+    **{f"--model.reward_signals.{name}.help": signal for name, signal in SIGNALS.items()},
+    **{f"--{section}.help": locate(path) for section, path in SECTIONS.items()},
 }
-"""What `--model.<name>.help` explains."""
+"""What options for help explain."""
 FLAGS: dict[str, tuple[object, type]] = {"callbacks": (pl.callbacks, pl.Callback), "logger": (pl.loggers, Logger)}
 """Trainer flags that are objects: the module of Lightning's own classes, and their base class."""
 MODULE = re.compile(r"([a-zA-Z_]\w*)[.:][a-zA-Z_]")
@@ -52,9 +53,8 @@ def read_arguments(options: list[Option]) -> list[str]:
         if option == "--model.help":
             find_algorithm(value)
             return [f"{option}={value}"]
-        name = option.removeprefix("--model.").removesuffix(".help")
-        if option == f"--model.{name}.help" and name in EXPLAINED:
-            print(inspect.getdoc(EXPLAINED[name]))
+        if option in EXPLAINED:
+            print(inspect.getdoc(EXPLAINED[option]))
             raise SystemExit(0)
     models = models_in(options)
     algorithms = [(model["class_path"], find_algorithm(model["class_path"])) for model in models if "class_path" in model]

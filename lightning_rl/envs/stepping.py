@@ -165,7 +165,7 @@ class Stepper:
         if (NAMES_IN_0_1_0.get(state["mode"], state["mode"]), state["num_envs"]) != (self.mode.name, self.num_envs):
             return f"the checkpoint has {state['num_envs']} environments that reset in another mode or are not as many"
         if state.get("settings") != self.settings:
-            return "its settings changed since it was saved"
+            return "their settings changed since they were saved"
         if not self.keeper.set_states(state["states"]):
             return f"{self.name} did not come back as it was saved"
         self.resetting = state.get("resetting", self.resetting).copy()  # 0.1.0 stored it in NEXT_STEP alone

@@ -263,7 +263,7 @@ def test_another_number_of_environments_or_another_mode_starts_new_episodes():
         assert line == "the checkpoint has 1 environments that reset in another mode or are not as many"
 
 
-CHANGED = "its settings changed since it was saved"
+CHANGED = "their settings changed since they were saved"
 PENDULUM = EnvConfig("Pendulum-v1", 2, max_episode_steps=100, kwargs={"g": 10.0, "render_mode": None})
 
 

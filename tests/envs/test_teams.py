@@ -208,4 +208,4 @@ def test_teams_and_returns_are_restored_in_the_middle_of_an_episode(name):
 def test_a_state_with_other_teams_is_refused():
     saved, other = stepper_of("Squads"), stepper_of("Squads", teams=TEAMS[::-1])
     saved.reset(0)
-    assert other.load_state_dict(saved.state_dict()) == "its settings changed since it was saved"
+    assert other.load_state_dict(saved.state_dict()) == "their settings changed since they were saved"

@@ -83,7 +83,7 @@ class BatchedStepper:
         if state["num_copies"] != self.copies.env.num_envs:
             return f"the checkpoint has {state['num_copies']} copies of the environment, not {self.copies.env.num_envs}"
         if state["settings"] != self.settings:
-            return "its settings changed since it was saved"
+            return "their settings changed since they were saved"
         try:
             self.copies.set_state(state["states"])
         except (KeyError, IndexError, TypeError, ValueError):

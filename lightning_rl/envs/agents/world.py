@@ -300,7 +300,7 @@ class World:
         if state["num_copies"] != len(self.copies):
             return f"the checkpoint has {state['num_copies']} copies of the environment, not {len(self.copies)}"
         if state["settings"] != self.settings:
-            return "its settings changed since it was saved"
+            return "their settings changed since they were saved"
         if not all(set_state(env, self.way, each) for env, each in zip(self.envs, state["states"], strict=True)):
             return f"{self.name} did not come back as it was saved"
         self.lengths = state["lengths"].copy()

@@ -149,7 +149,7 @@ class GameStepper:
         if state["num_copies"] != self.num_envs:
             return f"the checkpoint has {state['num_copies']} copies of the environment, not {self.num_envs}"
         if state["settings"] != self.settings:
-            return "its settings changed since it was saved"
+            return "their settings changed since they were saved"
         try:
             self.game.set_state(state["game"])
             set_arrays(self, state, ARRAYS, len(self.agents))
