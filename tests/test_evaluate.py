@@ -67,6 +67,10 @@ def test_wrong_arguments_are_named(given, words, model):
         lrl.evaluate(**{"checkpoint_or_algorithm": model, **given})
 
 
+def test_a_policy_is_shown_with_its_network_and_spaces():
+    assert repr(lrl.load_policy(PPO("CartPole-v1"))) == "Policy(ActorCritic, from Box(4,) to Discrete(2))"
+
+
 def test_a_ready_environment_is_refused(folder):
     model = PPO(gym.make_vec("CartPole-v1", 2), n_steps=8, batch_size=8, n_epochs=1, max_env_steps=16, net_arch=[8])
     with pytest.raises(SettingError, match="evaluate cannot build a ready environment again; train on an id"):
