@@ -23,7 +23,7 @@ from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
-from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, is_batch_of, short, without_hidden
+from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.run import Run
@@ -51,7 +51,7 @@ class Policy:
 
     def __repr__(self) -> str:
         masked = ", masked" if self.spaces.masked else ""
-        return f"Policy({type(self.network).__name__}, from {short(self.spaces.observation)} to {short(self.spaces.action)}{masked})"
+        return f"Policy({type(self.network).__name__}, from {describe_space(self.spaces.observation)} to {describe_space(self.spaces.action)}{masked})"
 
     @torch.inference_mode()
     def act(

@@ -68,7 +68,7 @@ def test_wrong_arguments_are_named(given, words, model):
 
 
 def test_a_policy_is_shown_with_its_network_and_spaces():
-    assert repr(lrl.load_policy(PPO("CartPole-v1"))) == "Policy(ActorCritic, from Box(4,) to Discrete(2))"
+    assert repr(lrl.load_policy(PPO("CartPole-v1"))) == "Policy(ActorCritic, from Box(4) to Discrete(2))"
 
 
 def test_a_ready_environment_is_refused(folder):
