@@ -50,8 +50,8 @@ class Policy:
         self.generator = Generator(self.device).manual_seed(seed)
 
     def __repr__(self) -> str:
-        masked = ", masked" if self.spaces.masked else ""
-        return f"Policy({type(self.network).__name__}, from {describe_space(self.spaces.observation)} to {describe_space(self.spaces.action)}{masked})"
+        observation, action = describe_space(self.spaces.observation), describe_space(self.spaces.action)
+        return f"Policy({type(self.network).__name__}, from {observation} to {action}{', masked' if self.spaces.masked else ''})"
 
     @torch.inference_mode()
     def act(
