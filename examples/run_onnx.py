@@ -142,8 +142,8 @@ def run(options):
     """Play the requested episodes."""
     if options.episodes < 1:
         raise WrongInputError(f"--episodes must be at least 1, got {options.episodes}")
+    sys.path.append(os.getcwd())  # where a module of your own lies, also that of my_module:MyEnv-v0
     if options.module:
-        sys.path.insert(0, os.getcwd())
         try:
             importlib.import_module(options.module)
         except Exception as error:  # a user's module may raise anything
