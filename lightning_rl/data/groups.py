@@ -153,15 +153,19 @@ def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torc
     unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
     rows, memory = unroll.rollout(), tree_index(unroll.memory, 0)
     there = torch.cat([rows.valid, present.to(device).unsqueeze(0)]).unflatten(1, (-1, size))
-    left, truncated = (flags.unflatten(1, (-1, size)) for flags in (rows.terminated | rows.truncated, rows.truncated))
+    kept = torch.zeros_like(rows.valid)
+    kept[ends.step, ends.env] = True
+    left, truncated, kept = (flags.unflatten(1, (-1, size)) for flags in (rows.terminated | rows.truncated, rows.truncated, kept))
     now = there[:-1]
+    abandoned = truncated & now & ~kept
+    there = torch.cat([now[:1], there[1:] | abandoned])  # the next row, in which nobody acts, holds what they saw last
     over = now.any(-1) & (left | ~now).all(-1)
     log_prob, _, z = network.evaluate(rows.obs, rows.action, memory, rows.episode_start, rows.action_mask, now, baselines)
     value = network.value(unroll.obs, memory, unroll.episode_start, there)
     next_value = value[1:]
     cut = over & (truncated & now).any(-1)
     keeps_terminated = len(unroll.next_obs) > 0  # in `ends`: a stream that ignores terminations goes on beyond them, and asks for next_obs
-    last = over if keeps_terminated else cut
+    last = (over if keeps_terminated else cut) & ~abandoned.any(-1)
     if last.any():
         next_value = next_value.clone()
         next_value[last] = value_last(ends, torch.where(cut.unsqueeze(-1), truncated, left), last, network)

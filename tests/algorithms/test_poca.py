@@ -90,6 +90,23 @@ def test_a_stream_that_ignores_terminations_goes_on_from_the_last_observation_of
     assert beyond[-1].item() == pytest.approx(1.0 + GAMMA * 0.7)
 
 
+@pytest.mark.parametrize("keeps_next", [False, True])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_group_whose_episode_is_abandoned_bootstraps_from_what_those_who_were_there_see_in_the_next_row(dies, keeps_next):
+    obs = torch.tensor([[0.3, 0.2], [0.1, 0.5], [0.25, 0.8], [5.0, 5.0]]).unsqueeze(-1)
+    valid = torch.tensor([[True, True], [True, True], [False, False]])  # nobody acts in the last step, which begins the next episode
+    dead, cut = torch.zeros(2, 3, 2, dtype=torch.bool)
+    dead[1, 0], cut[1] = dies, torch.tensor([not dies, True])
+    start = torch.tensor([[True, True], [False, False], [dies, False], [True, True]])
+    ends = Ends(np.array([1]), np.array([0]), np.array([[30.0]], np.float32)) if keeps_next and dies else NO_ENDS
+    next_obs = obs[1:] if keeps_next else ()
+    unroll = Unroll(obs, torch.zeros(3, 2), (), torch.zeros(3, 2, 1), dead, cut, valid, start, (), torch.zeros(1, 2, 1), next_obs, ends)
+    groups = add_group_values(unroll, torch.tensor([True, True]), Table(), torch.device("cpu"), True)
+    assert groups.next_value[:2].flatten().tolist() == pytest.approx([0.1 + 0.5, 0.8 if dies else 0.25 + 0.8])
+    assert groups.over.flatten().tolist() == [False, True, False] and not groups.terminated.any()
+    assert torch.equal(groups.present.squeeze(1), valid)
+
+
 def test_an_observation_of_who_terminated_is_in_no_value():
     groups = death(truncated=True)
     assert groups.next_value.flatten().tolist() == pytest.approx([0.6, 0.8, 0.7])

@@ -72,7 +72,7 @@ def made(env=Five, steps=192, seed=3, past=PAST, more=None, **learners):
     pl.seed_everything(seed, verbose=False)
     learners = learners or {"a": PPO, "b": PPO}
     behaviors = {name: lrl.Behavior(name, partial(learner, self_play=past)) for name, learner in learners.items()}
-    behaviors |= {name: lrl.Behavior(name, learner) for name, learner in (more or {}).items()}
+    behaviors |= {name: lrl.Behavior(f"{name}*", learner) for name, learner in (more or {}).items()}
     return lrl.MultiAgent({"id": f"{env.__module__}.{env.__name__}", "num_envs": 2}, behaviors, steps)
 
 
@@ -130,6 +130,34 @@ def test_behaviors_without_self_play_always_learn_and_lose_only_the_episodes_tha
     assert starts[[each + 1 for each in broken if each + 1 < len(starts)]].all()
     assert cut[[each - 1 for each in broken if each % 6]].all()
     assert model.algorithms["c"].env_steps == int(always.sum())
+
+
+class Squad(Together):
+    """Together with a group of two that always learns, and episodes of five steps."""
+
+    names: ClassVar = ("a", "b", "c0", "c1")
+    length = 5
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_a_group_bootstraps_from_what_it_saw_last_in_episodes_that_a_turn_breaks_off(tmp_path, monkeypatch, truncates):
+    monkeypatch.setattr(Squad, "truncates", truncates)
+    differences = []
+
+    class Bootstraps(pl.Callback):
+        def on_train_batch_start(self, trainer, model, batch, batch_idx):
+            if (groups := batch.get("c")) is None:
+                return
+            broken_off = ~groups.present[1:].any(-1)  # before a step that is no experience
+            assert groups.over[:-1][broken_off].all()
+            last_obs = groups.rows.obs[1:]
+            differences.append((groups.next_value[:-1] - model.algorithms["c"].network.value(last_obs))[broken_off].detach())
+
+    in_turn, always = partial(PPO, n_steps=4, batch_size=8), partial(POCA, n_steps=12, batch_size=12)
+    model = made(Squad, 160, past={**PAST, "team_change": 16}, more={"c": always}, a=in_turn, b=in_turn)
+    fit(model, tmp_path, Bootstraps())
+    found = torch.cat(differences)
+    assert len(found) > 4 and found.abs().max() < 1e-6
 
 
 def test_the_first_rows_of_a_turn_begin_new_episodes_with_an_empty_memory(tmp_path):
