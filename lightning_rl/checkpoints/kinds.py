@@ -96,7 +96,8 @@ def _are_scores(scores: object) -> bool:
 def _are_games(games: object) -> bool:
     """Return whether these are rows of a player, a result, and two names that may be missing."""
     return isinstance(games, list) and all(
-        type(player) is int and result in (0, 0.5, 1) and len(names) <= 2 and all(map(is_text, names)) for player, result, *names in games
+        type(player) is int and is_number(result) and 0 <= result <= 1 and len(names) <= 2 and all(map(is_text, names))
+        for player, result, *names in games
     )
 
 

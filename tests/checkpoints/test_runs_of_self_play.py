@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import inf, nan
+from typing import ClassVar
 
 import pytest
 import torch
 
 from lightning_rl import PPO, SettingError, Trainer
 from lightning_rl.training.loading import check_fits
+from tests.agents import Together
 from tests.checkpoints.test_runs import GONE, replaced
 
 CALLBACK = "callbacks", "SelfPlay"
@@ -16,14 +18,23 @@ ENVS = "lightning_rl", "ranks", 0, "data", "collector", "episodes", "envs"
 OPPONENT = *ENVS, "opponent"
 
 
-def model(max_env_steps=128, **settings):
+class Trio(Together):
+    """Three who get what they press, in episodes of four steps."""
+
+    names: ClassVar = ("a", "b", "c")
+
+    def pay(self, agent, action):
+        return float(action)
+
+
+def model(max_env_steps=128, env="lightning_rl.envs.games.tic_tac_toe", **settings):
     own = {"save_steps": 32, "opponents": ["random"], "play_against_latest_model_ratio": 0.2, **settings}
-    env = {"id": "lightning_rl.envs.games.tic_tac_toe", "num_envs": 4}
+    env = {"id": env, "num_envs": 4}
     return PPO(env, max_env_steps=max_env_steps, n_steps=8, batch_size=16, n_epochs=1, self_play=own)
 
 
-def fit(folder, made, ckpt_path=None):
-    trainer = Trainer(default_root_dir=folder, accelerator="cpu", enable_progress_bar=False, evaluation=None)
+def fit(folder, made, ckpt_path=None, **settings):
+    trainer = Trainer(default_root_dir=folder, accelerator="cpu", enable_progress_bar=False, evaluation=None, **settings)
     trainer.fit(made, ckpt_path=ckpt_path)
     return trainer
 
@@ -34,7 +45,16 @@ def content(tmp_path_factory):
     return torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)
 
 
-GAMES = (3, [3], [([1], 0.5, "", "")], [(0, nan, "", "")], [(0, 0.3, "", "")], [(0, 0.5, ["a"], "")], [(0, 0.5, "", "", "")])
+GAMES = (
+    3,
+    [3],
+    [([1], 0.5, "", "")],
+    [(0, nan, "", "")],
+    [(0, 1.3, "", "")],
+    [(0, True, "", "")],
+    [(0, 0.5, ["a"], "")],
+    [(0, 0.5, "", "", "")],
+)
 SNAPSHOTS = (3, [1], {"abc": {}}, {-1: {}}, {0: 3}, {0: {"weight": [[1.0], [1.0, 2.0]]}})
 CASES = [
     *[((*CALLBACK, "elo"), value) for value in ("high", nan, inf, 1e300, True, GONE)],
@@ -66,6 +86,17 @@ def test_self_play_with_something_else_in_a_place_is_refused_in_one_line(content
             assert "\n" not in str(error) and len(str(error)) <= 240, (place, value, str(error))
         else:
             pytest.fail(f"{value!r} at {place} was not refused")
+
+
+def test_a_run_of_three_players_whose_results_are_quarters_continues_from_its_checkpoint(tmp_path):
+    trio, goes_on = (model(steps, "tests.checkpoints.test_runs_of_self_play.Trio") for steps in (128, 192))
+    trio.log_interval = 1000  # a checkpoint holds the games since the last line
+    trainer = fit(tmp_path, trio, checkpoint={"every_n_env_steps": 96, "keep": -1})
+    path = trainer.run_folder / "checkpoints" / "env_steps=96.ckpt"
+    results = [result for _, result, *_ in torch.load(path, weights_only=True)["callbacks"]["SelfPlay"]["games"]]
+    assert {*results} & {0.25, 0.75} and {*results} <= {0, 0.25, 0.5, 0.75, 1}
+    fit(tmp_path, goes_on, path)
+    assert goes_on.env_steps == 192
 
 
 def test_a_callback_whose_name_begins_alike_is_not_self_play(content, tmp_path):
