@@ -65,7 +65,7 @@ class Contract:
                 if number.dtype.kind not in "biuf" or number.size != 1:
                     what = misshape(reported, ()) or f"is {reported!r}"
                     raise SettingError(shorten(f"{self.who}: {name} of the info {what}, and must be true, false or a number", 190))
-                entries[name] = number.item()
+                entries[name] = float(number.item())  # one array holds those of all environments
         return entries
 
     def misuse(self, error: BaseException) -> str:

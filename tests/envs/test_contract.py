@@ -143,12 +143,14 @@ class Ends(gym.Env):
     """Ends after three steps, in an odd way; the info of each copy is of another type."""
 
     observation_space, action_space = Dict(arm=Box(-1, 1, (2,), np.float32)), Discrete(2)
+    share = 0.0
 
     def __init__(self, case):
         self.case = case
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        self.share = self.share if seed is None else [0, 0.75, True, np.float32(0.5)][seed]
         self.t = 0
         extra = {"leg": np.zeros(2)} if self.case == "a part too many" else {}
         return {"arm": np.zeros(2, np.float32)} | extra, {}
@@ -157,7 +159,7 @@ class Ends(gym.Env):
         self.t += 1
         over, mixed = self.t == 3, self.np_random.choice(4)
         info = {"is_success": "yes" if self.case == "a success as a text" else True, "mixed": [None, 1, "a", np.zeros(self.t)][mixed]}
-        success = {"a success in a list": [True, False], "a success in an array": np.array([True])}.get(self.case)
+        success = {"a success in a list": [True, False], "a success in an array": np.array([True]), "a share": self.share}.get(self.case)
         info = {"no info": None}.get(self.case, info if success is None else {"is_success": success if over else None})
         flag = np.array([over]) if self.case == "an end in an array" else over
         obs = {"arm": np.zeros(2, np.float32)}
@@ -208,6 +210,11 @@ def test_infos_that_fit_into_no_array_do_not_matter(how):
 def test_a_success_may_be_missing_until_the_end_and_an_array_of_one(how):
     infos = three_steps("a success in an array", *how)
     assert infos["final_info"]["is_success"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("how", [("sync",), ("async",)], ids=" ".join)
+def test_successes_of_environments_that_end_together_are_those_that_each_reports_whatever_their_types(how):
+    assert three_steps("a share", *how)["final_info"]["is_success"].tolist() == [0.0, 0.75, 1.0, 0.5]
 
 
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
