@@ -30,7 +30,7 @@ from lightning_rl.tuning.search_space import SearchSpace, as_text
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "hyperband", "none")
 WARM_UP = 0.2
-"""The part of a run in which the median pruner leaves it alone."""
+"""The part of each seed's run in which the median pruner leaves it alone."""
 CHANGEABLE = ("trials", "jobs", "confirm", "confirm_seeds")
 """Settings that a study that goes on may change."""
 STUDY = "study"
@@ -79,7 +79,7 @@ class StudySettings:
     def make_pruner(self, evaluations: int) -> BasePruner:
         """Return the pruner for runs of so many evaluations."""
         if self.pruner == "median":
-            return MedianPruner(n_startup_trials=self.startup_trials, n_warmup_steps=math.ceil(WARM_UP * evaluations))
+            return MedianPruner(n_startup_trials=self.startup_trials)
         if self.pruner == "hyperband":
             return HyperbandPruner(min_resource=1, max_resource=self.seeds * (evaluations + 1), reduction_factor=3)
         return NopPruner()
@@ -250,14 +250,16 @@ class Study:
             values = [[value for count, value in run if count <= message.count][-1:] for run in runs]
             trial.report(float(np.mean([value for found in values for value in found])), step)
         is_last = message.final and seed + 1 == self.settings.seeds
-        if step < max(known, default=0) or is_last or not self._must_prune(run):
+        if step < max(known, default=0) or is_last or not self._must_prune(run, step):
             return False
         self._end(number, TrialState.PRUNED)  # now: a study that is killed later must not train it further
         return True
 
-    def _must_prune(self, run: StudyRun) -> bool:
+    def _must_prune(self, run: StudyRun, newest: int) -> bool:
         """Ask the pruner about a trial by its steps in one seed: the best of the seeds before, whose runs have ended, would save it."""
         trial, first = copy(self.trials[run.number]), self.objective.step(run.seed, 0)
+        if self.settings.pruner == "median" and newest - first < math.ceil(WARM_UP * self.objective.evaluations):
+            return False  # the pruner's own warm-up would be that of the first seed alone
         trial.intermediate_values = {step: value for step, value in trial.intermediate_values.items() if step >= first}
         with catch_warnings():
             simplefilter("ignore", RuntimeWarning)  # of numpy, where all values are NaN

@@ -248,7 +248,20 @@ def test_a_trial_is_pruned_in_the_seed_in_which_it_is_worse(seed, tmp_path):
         tmp_path, lambda run, k: -1000.0 if run == (4, seed) else 1 + k / 10, trials=5, seeds=2, startup_trials=3, confirm=0
     )
     assert [trial.state for trial in study.trials[3:]] == [TrialState.COMPLETE, TrialState.PRUNED]
-    assert f"of seed {seed + 1};" in said[-1]
+    assert f"at 20% of seed {seed + 1};" in said[-1]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_trial_that_begins_badly_is_not_pruned_in_the_first_fifth_of_any_seeds_run(seed, tmp_path):
+    study, _ = played(
+        tmp_path,
+        lambda run, k: (-1000.0 if k == 1 and run.seed == seed else 2.0) if run.number == 4 else 1.0,
+        trials=5,
+        seeds=2,
+        startup_trials=3,
+        confirm=0,
+    )
+    assert study.trials[4].state == TrialState.COMPLETE and study.trials[4].value == 2.0
 
 
 def test_a_trial_whose_new_seeds_fail_is_not_the_best(tmp_path):
