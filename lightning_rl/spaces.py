@@ -280,10 +280,10 @@ def mismatches(space: Space, obs: Tree, key: str = "", batched: bool = False) ->
             yield f"the observation {f'{key}.{name}' if key else name!r} is not in its space"
     elif what := misshape(obs, space.shape or (), batched):
         yield f"{part} {what}, and its space {space.shape or ()}"
-    elif is_outside(space, np.asarray(obs)):
-        yield f"{part} is {obs}, and its space {space}"
     elif has_fractions(space, np.asarray(obs)):
         yield f"{part} is {np.asarray(obs).dtype}, and its space {space.dtype}"
+    elif is_outside(space, np.asarray(obs)):
+        yield f"{part} is {obs}, and its space {space}"
 
 
 def unknown_parts(space: Space, obs: Tree) -> list[str]:
@@ -292,8 +292,13 @@ def unknown_parts(space: Space, obs: Tree) -> list[str]:
 
 
 def is_outside(space: Space, obs: np.ndarray) -> bool:
-    """Return whether any of some whole numbers is none of a Discrete space's."""
-    return isinstance(space, Discrete) and bool(((obs < space.start) | (obs >= space.start + space.n)).any())
+    """Return whether any number is none of a Discrete space's, or would wrap in the dtype of another space of whole numbers."""
+    if isinstance(space, Discrete):
+        return bool(((obs < space.start) | (obs >= space.start + space.n)).any())
+    if space.dtype is None or space.dtype.kind not in "iu" or np.can_cast(obs.dtype, space.dtype):
+        return False
+    limits = np.iinfo(space.dtype)
+    return bool(((obs < limits.min) | (obs > limits.max)).any())
 
 
 def has_fractions(space: Space, obs: np.ndarray) -> bool:

@@ -5,16 +5,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from textwrap import shorten
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import create_empty_array, iterate
 
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS, Info
 from lightning_rl.errors import SettingError, place_in_code, was_raised_in
 from lightning_rl.spaces import MASK, cast, is_outside, mismatches, misshape
+from lightning_rl.types import Tree
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """Types of rewards that need no closer look."""
@@ -27,12 +28,13 @@ class Contract:
 
     def __init__(self, space: gym.Space, who: str) -> None:
         self.space, self.shape, self.who = space, space.shape, who
-        self.kinds = "iub" if space.dtype is not None and space.dtype.kind in "iu" else "fiub"
-        """The kinds of numbers that need no closer look."""
+        codes = np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
+        self.codes = "".join(code for code in codes if can_be_written(code, space.dtype))
+        """Of the dtypes of arrays that need no closer look."""
 
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
-        if obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.kind in self.kinds:
+        if obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.char in self.codes:
             return
         for what in mismatches(self.space, obs):
             raise SettingError(shorten(f"{self.who}: {what}", 190, placeholder=" …"))
@@ -144,7 +146,8 @@ class TurnVectorEnv(SyncVectorEnv):
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
         super().__init__(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, copy=False)
         self.contracts = [contract_of(env, i) for i, env in enumerate(self.envs)]
-        self.shape, self.kinds = self.single_observation_space.shape or (), self.contracts[0].kinds
+        space, self.codes = self.single_observation_space, self.contracts[0].codes
+        self.shape, self.numbers = space.shape or (), {number for number in NUMBERS if can_be_written(number, space.dtype)}
         self.latest: list[Any] = [None] * self.num_envs
         """The newest observation of each environment."""
         self.stacked: Any = create_empty_array(self.single_observation_space, self.num_envs)
@@ -165,10 +168,10 @@ class TurnVectorEnv(SyncVectorEnv):
         """Write the newest observations into the arrays that are used again."""
         space = self.single_observation_space
         try:
-            self.stacked = concatenate(space, self.latest, self.stacked)
-        except Exception:  # of another shape, or floats where the space has whole numbers
+            write_rows(self.stacked, self.latest)
+        except Exception:  # of another shape, or numbers that the space's dtype may not hold
             self._check_all()
-            self.stacked = concatenate(space, [cast(space, obs) for obs in self.latest], self.stacked)
+            write_rows(self.stacked, [cast(space, obs) for obs in self.latest])
 
     def _check_all(self) -> None:
         for contract, obs in zip(self.contracts, self.latest, strict=True):
@@ -205,9 +208,9 @@ class TurnVectorEnv(SyncVectorEnv):
         if isinstance(self.stacked, np.ndarray):
             for row, obs in enumerate(latest):
                 if obs.__class__ is np.ndarray:
-                    is_usual = obs.shape == self.shape and obs.dtype.kind in self.kinds
+                    is_usual = obs.shape == self.shape and obs.dtype.char in self.codes
                 else:
-                    is_usual = not self.shape and obs.__class__ in NUMBERS
+                    is_usual = not self.shape and obs.__class__ in self.numbers
                 if not is_usual:
                     self.contracts[row].check_obs(obs)
                 self.stacked[row] = obs
@@ -222,3 +225,22 @@ class TurnVectorEnv(SyncVectorEnv):
         for env, contract in zip(self.envs, self.contracts, strict=True):
             with contract.naming():
                 env.close()
+
+
+def casting_to(dtype: np.dtype) -> Literal["safe", "same_kind"]:
+    """Return how numbers are cast to a space's dtype: to whole ones only from types all of whose numbers it holds."""
+    return "safe" if dtype.kind in "iu" else "same_kind"
+
+
+def can_be_written(number: Any, dtype: np.dtype | None) -> bool:
+    """Return whether all numbers of a type can be cast to a space's dtype, if it has one."""
+    return dtype is not None and np.can_cast(number, dtype, casting_to(dtype))
+
+
+def write_rows(array: Tree, rows: Sequence[Any]) -> None:
+    """Write what N environments observe into arrays `[N, ...]`; raise if they may not hold it."""
+    if not isinstance(array, dict | tuple):
+        np.stack(rows, out=array, casting=casting_to(array.dtype))
+        return
+    for key, part in array.items() if isinstance(array, dict) else enumerate(array):
+        write_rows(part, [row[key] for row in rows])

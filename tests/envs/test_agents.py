@@ -577,6 +577,15 @@ class Outside(Talkative):
         return super().observe(agent) | ({"mode": 9} if self.t == 1 else {})
 
 
+class Wrapping(Together):
+    """Observes 300 in bytes."""
+
+    observation = Box(0, 255, (2,), np.uint8)
+
+    def observe(self, agent):
+        return np.array([0, 300]) if self.t == 1 else np.zeros(2, np.uint8)
+
+
 class Stuck(InTurn):
     """Its second player keeps the turn."""
 
@@ -711,6 +720,7 @@ class Alone(Together):
         (Unpaid, "agent a of environment 0 of Unpaid: the reward is None, and must be a number"),
         (Talkative, "agent a of environment 0 of Talkative: the observation 'mood' is not in its space"),
         (Outside, "agent a of environment 0 of Outside: the observation 'mode' is 9, and its space Discrete(4)"),
+        (Wrapping, "agent a of environment 0 of Wrapping: the observation is [ 0 300], and its space Box(0, 255, (2,), uint8)"),
         (
             Stuck,
             "environment 2 of Stuck: others made 10,000 moves, now p1, and agent p2 none; does step pass the turn on?",

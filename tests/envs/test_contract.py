@@ -42,6 +42,23 @@ ODD = {
     "a number as a text": ({"space": Discrete(3), "obs": "1"}, "the observation is '1', and its space ()"),
     "a number in a list": ({"space": Discrete(3), "obs": np.array([1])}, "the observation has shape (1,), and its space ()"),
     "a number outside": ({"space": Discrete(3, start=1), "obs": 4}, "the observation is 4, and its space Discrete(3, start=1)"),
+    "a fraction as a number": ({"space": Discrete(3), "obs": 1.5}, "the observation is float64, and its space int64"),
+    "numbers beyond bytes": (
+        {"space": BYTES, "obs": np.array([300, -1])},
+        "the observation is [300 -1], and its space Box(0, 255, (2,), uint8)",
+    ),
+    "floats beyond bytes": (
+        {"space": BYTES, "obs": np.array([256.0, 0])},
+        "the observation is [256. 0.], and its space Box(0, 255, (2,), uint8)",
+    ),
+    "a scalar beyond bytes": (
+        {"space": Box(0, 255, (), np.uint8), "obs": np.int64(300)},
+        "the observation is 300, and its space Box(0, 255, (), uint8)",
+    ),
+    "a part beyond 16 bits": (
+        {"space": Dict(count=Box(-32768, 32767, (1,), np.int16)), "obs": {"count": np.array([40_000])}},
+        "the observation 'count' is [40000], and its space Box(-32768, 32767, (1,), int16)",
+    ),
     "fractions as bytes": ({"space": BYTES, "obs": np.full(2, 0.5)}, "the observation is float64, and its space uint8"),
     "a part with fractions": (
         {"space": Dict(image=BYTES), "obs": {"image": np.full(2, 0.5)}},
@@ -55,6 +72,8 @@ FINE = {
     "a reward without dimensions": {"reward": np.array(1.0)},
     "a truth as reward": {"reward": np.True_},
     "a number of Python": {"space": Discrete(3), "obs": 1},
+    "whole numbers of eight bytes": {"space": BYTES, "obs": np.array([3, 255])},
+    "a part of whole numbers of eight bytes": {"space": Dict(image=BYTES), "obs": {"image": np.array([3, 255])}},
     "whole numbers as floats": {"space": BYTES, "obs": np.array([3.0, 255.0])},
     "a part of whole numbers as floats": {"space": Dict(image=BYTES), "obs": {"image": np.array([3.0, 255.0])}},
 }
@@ -116,14 +135,16 @@ def test_a_wrong_return_value_of_a_sync_environment_is_reported_with_its_name(ca
     assert without_place(error.value) == f"environment 0 of Odd-v0{' ' if said.startswith('raised') else ': '}{said}"
 
 
-@pytest.mark.parametrize("case", ["a scalar observation", "a part of another shape", "a reward as a text"])
+@pytest.mark.parametrize(
+    "case", ["a scalar observation", "a part of another shape", "a reward as a text", "numbers beyond bytes", "a part beyond 16 bits"]
+)
 def test_a_wrong_return_value_in_a_worker_is_reported_at_once(case):
     with pytest.raises(SettingError, match=r"^environment 0 of Odd-v0: ") as error:
         two_steps(case, "async")
     assert str(error.value).endswith(ODD[case][1])
 
 
-@pytest.mark.parametrize("case", ["a longer observation", "a reward in a list", "an error"])
+@pytest.mark.parametrize("case", ["a longer observation", "a reward in a list", "numbers beyond bytes", "an error"])
 def test_a_wrong_return_value_in_evaluation_is_reported(case):
     model = tiny(PPO, "Odd-v0", env={"kwargs": {"case": case}})
     with closing(make_player(model.env, 1, None)) as player, pytest.raises(SettingError) as error:
