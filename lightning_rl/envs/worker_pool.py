@@ -100,6 +100,7 @@ class WorkerVectorEnv(VectorEnv):
         self.metadata = {**single.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = single.render_mode
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
+        self.takes_lessons = single.has_wrapper_attr("set_lessons")
         single.close()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -160,7 +161,12 @@ class WorkerVectorEnv(VectorEnv):
         return [None if reply is None else pickle.loads(reply) for reply in self._ask([_request("call", name, args)] * self.num_envs)]
 
     def set_lessons(self, lessons: Mapping[str, Any]) -> None:
-        """Set the lessons of `EnvParameters` in all environments and in those that will replace them."""
+        """Set the lessons of `EnvParameters` in all environments and in those that will replace them.
+
+        Raises `AttributeError`: they have no parameters, which a worker that is asked would take for its failure.
+        """
+        if not self.takes_lessons:
+            raise AttributeError("set_lessons")
         self.lessons = lessons
         self.call("set_lessons", lessons)
 

@@ -1,5 +1,6 @@
 """Environments receive their parameters, draw them from their own streams, and continue to draw after a restore."""
 
+from contextlib import closing
 from dataclasses import replace
 from typing import ClassVar
 
@@ -270,6 +271,17 @@ def test_a_lesson_begins_with_the_next_episode_of_each_environment(vectorization
     ended = [step.info[PARAMETERS]["length"] for step in (stepper.step(np.arange(2)) for _ in range(10)) if len(step.ended)]
     np.testing.assert_array_equal(ended, [[0.25, 0.25], [0.5, 0.5]])
     stepper.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_environments_without_parameters_refuse_lessons_in_one_line_and_go_on(vectorization):
+    config = EnvConfig("CartPole-v1", 2, vectorization)
+    with closing(make_stepper(make_vector_env(config), config)) as stepper:
+        stepper.reset(0)
+        line = r"^CartPole-v1 takes no lessons; build it from settings with env\.parameters, or in EnvParameters$"
+        with pytest.raises(SettingError, match=line):
+            stepper.set_lessons({"length": LESSONS_OF_LENGTH.only(0)})
+        assert stepper.step(np.arange(2)).valid.all() and stepper.restarts == 0
 
 
 def test_a_replaced_worker_plays_the_lesson_of_the_others():
