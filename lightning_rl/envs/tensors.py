@@ -96,6 +96,7 @@ class TorchControl(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         self.generator = Generator(self.device)
+        self.generator.seed()  # else it is the same for every generator until the first seeded reset
         self.low, self.high = (torch.tensor(bound, dtype=torch.float64, device=self.device) for bound in self.bounds)
         self.state = self.low.repeat(num_envs, 1)
         self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)

@@ -67,6 +67,12 @@ def test_seeds_and_states_decide_what_follows():
     assert torch.equal(first.reset()[0], third.reset()[0])
 
 
+def test_a_reset_without_a_seed_begins_elsewhere_in_each_environment_and_one_with_a_seed_in_the_same_place():
+    unseeded = [TorchCartPole(2, 500, "cpu").reset()[0] for _ in range(2)]
+    seeded = [TorchCartPole(2, 500, "cpu").reset(seed=3)[0] for _ in range(2)]
+    assert not torch.equal(*unseeded) and torch.equal(*seeded)
+
+
 def test_what_environments_save_themselves_comes_back_whatever_tensors_they_hold():
     """As on a GPU, where no other way could save their tensors."""
     whole, rest = (TorchCartPole(3, 20, "cpu") for _ in range(2))
