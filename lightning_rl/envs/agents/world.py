@@ -221,13 +221,6 @@ class World:
         for side in self.sides.values():
             side.outcome.forget()
 
-    def restart_all(self) -> dict[str, EnvStep]:
-        """Abandon all episodes and start new ones: a step of each side that is not experience."""
-        self.reset()
-        for side in self.sides.values():
-            side.outcome.start[:] = True
-        return {name: side.pop_step() for name, side in self.sides.items()}
-
     def start(self, e: int, seed: int | None = None) -> None:
         """Start an episode of one copy."""
         self.envs[e].reset(seed=seed)
