@@ -19,7 +19,7 @@ from lightning_rl.data.turns import Turns
 from lightning_rl.envs.agents.world import Side, World
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import RandomActor, reset_memory
+from lightning_rl.networks.acting import RandomActor
 from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
@@ -139,6 +139,7 @@ class SharedCollector(Collector):
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> SampledAction:
         """Repeat what was done in a step."""
+        self.taken = [self.sampled[t].action]
         return self.sampled[t]
 
     def actions(self) -> Tree:
@@ -147,13 +148,7 @@ class SharedCollector(Collector):
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
         """Yield the steps of a full iteration one by one; `random_steps` was decided when it began."""
-        actor = self.begin()
-        for t, sampled in enumerate(self.sampled):
-            memory = self._memory
-            if len(memory):
-                memory = reset_memory(tree_to_numpy(memory), self._start)
-            step, _ = self.step(t, actor)
-            yield Stepped(self._obs_rows[t], tree_to_numpy(sampled.action), step, memory, self._mask_rows[t])
+        return super().transitions()
 
     def get_state(self) -> State:
         """Return the state at the beginning of the iteration, and what has been done in it."""
