@@ -102,7 +102,7 @@ def write_checked(path: Path, format: str, algorithm: Algorithm, source: Plain) 
     with one_line_errors(f"this policy cannot be written as {format}"):
         graph = PolicyGraph(policy.network, policy.spaces)
         description = describe(algorithm, graph, format, source)
-        data = kind.write(graph, policy.spaces, json.dumps(description, allow_nan=False))
+        data = kind.write(graph, json.dumps(description, allow_nan=False))
     staged = stage(path, lambda file: file.write(data))
     with committing(path.name, staged):
         with one_line_errors(f"the exported policy cannot be run by {format}"):

@@ -52,15 +52,15 @@ class PolicyGraph(nn.Module):
         names = unique([*leaves, *[MASK] * spaces.masked, *states, *actions, *(f"next_{state}" for state in states)])
         roles = [*["observation"] * len(leaves), *[MASK] * spaces.masked, *["memory"] * len(states)]
         roles += ["action"] * len(actions) + ["memory"] * len(states)
-        inputs = self.example(spaces, 1)
+        inputs = self.example(1)
         arrays = [*inputs, *tree_to_numpy(self(*tree_to_torch(inputs)))]
         ports = [Port(name, role, each.shape[1:], each.dtype.name) for name, role, each in zip(names, roles, arrays, strict=True)]
         self.inputs, self.outputs = ports[: len(inputs)], ports[len(inputs) :]
 
-    def example(self, spaces: Spaces, num: int) -> tuple[np.ndarray, ...]:
+    def example(self, num: int) -> tuple[np.ndarray, ...]:
         """Draw inputs: `num` random observations which begin episodes, all actions legal."""
-        mask, memory = spaces.masks(num), self.network.initial_memory(num)
-        return tuple(tree_leaves((samples(spaces.observation, num), mask, tree_to_numpy(memory))))
+        mask, memory = self.spaces.masks(num), self.network.initial_memory(num)
+        return tuple(tree_leaves((samples(self.spaces.observation, num), mask, tree_to_numpy(memory))))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Compute the outputs from the inputs, in the order of the ports."""
@@ -81,10 +81,10 @@ class PolicyGraph(nn.Module):
         batch = Dim("batch")
         return {"inputs": tuple({0: batch} for _ in self.inputs)}
 
-    def trace(self, spaces: Spaces) -> ExportedProgram:
+    def trace(self) -> ExportedProgram:
         """Trace the operations, without the places in files that they come from."""
         with quiet():
-            program = torch.export.export(self, tree_to_torch(self.example(spaces, 2)), dynamic_shapes=self.any_batch_size())
+            program = torch.export.export(self, tree_to_torch(self.example(2)), dynamic_shapes=self.any_batch_size())
         for module in program.graph_module.modules():
             for node in getattr(module, "graph", torch.fx.Graph()).nodes:
                 node.meta.pop("stack_trace", None)
@@ -112,10 +112,10 @@ class Onnx:
     suffix = ".onnx"
     packages: tuple[str, ...] = ("onnx", "onnxscript", "onnxruntime")
 
-    def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
+    def write(self, graph: PolicyGraph, metadata: str) -> bytes:
         """Return the content of a file."""
         inputs, outputs = graph.names()
-        program = graph.trace(spaces)
+        program = graph.trace()
         with quiet():
             shapes = graph.any_batch_size()
             exported: Any = torch.onnx.export(
@@ -148,10 +148,10 @@ class Torch:
     suffix = ".pt2"
     packages: tuple[str, ...] = ()
 
-    def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
+    def write(self, graph: PolicyGraph, metadata: str) -> bytes:
         file = io.BytesIO()
         with quiet():
-            torch.export.save(graph.trace(spaces), file, extra_files={METADATA: metadata})
+            torch.export.save(graph.trace(), file, extra_files={METADATA: metadata})
         return file.getvalue()
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
@@ -165,7 +165,7 @@ class Safetensors:
     suffix = ".safetensors"
     packages: tuple[str, ...] = ("safetensors",)
 
-    def write(self, graph: PolicyGraph, spaces: Spaces, metadata: str) -> bytes:
+    def write(self, graph: PolicyGraph, metadata: str) -> bytes:
         weights = {name: weight.detach().clone().contiguous() for name, weight in graph.network.state_dict().items()}  # shared ones too
         return save(weights, {METADATA: metadata})
 

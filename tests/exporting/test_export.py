@@ -135,8 +135,8 @@ def test_a_file_that_does_something_else_is_refused_and_nothing_is_left_of_it(fo
     out.write_text("what lay there before")
     write = type(FORMATS[format]).write
 
-    def then_learn(self, graph, spaces, metadata):
-        data = write(self, graph, spaces, metadata)
+    def then_learn(self, graph, metadata):
+        data = write(self, graph, metadata)
         with torch.no_grad():
             graph.network.actor[-1].weight.neg_()
         return data
@@ -299,7 +299,7 @@ def test_a_policy_that_cannot_be_traced_is_refused_in_one_line(saved, monkeypatc
 
 def test_a_file_that_cannot_be_run_is_refused_in_one_line(saved, monkeypatch, capfd):
     checkpoint = saved()
-    monkeypatch.setattr(type(FORMATS["onnx"]), "write", lambda self, graph, spaces, metadata: b"no model")
+    monkeypatch.setattr(type(FORMATS["onnx"]), "write", lambda self, graph, metadata: b"no model")
     status, _, stderr = run(f"export --ckpt_path {checkpoint} --import tests.environments", capfd)
     assert (
         status == 2 and stderr.startswith("error: the exported policy cannot be run by onnx (InvalidProtobuf: ") and stderr.count("\n") == 1
