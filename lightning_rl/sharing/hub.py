@@ -143,8 +143,8 @@ def hub_errors(address: Address) -> Iterator[None]:
             utils.enable_progress_bars()
 
 
-def prepare_repo(repo: str, private: bool) -> str:
-    """Check that the repository may be written to, and is not one of something else; return the name of the user who is logged in.
+def prepare_repo(repo: str, private: bool) -> None:
+    """Check that somebody is logged in, and that the repository may be written to and is not one of something else.
 
     Raises:
         SettingError: no token, no network, a repository that holds something else, or one that is public and must be private.
@@ -152,15 +152,14 @@ def prepare_repo(repo: str, private: bool) -> str:
     hub, address = load_hub("push"), Address(check_repo(repo), None)
     with hub_errors(address):
         api = hub.HfApi()
-        user = api.whoami()["name"]
+        api.whoami()
         if not api.repo_exists(repo):
-            return user
+            return
         if private and not api.repo_info(repo).private:
             raise SettingError(f"{address} exists and is public: make it private on its page, or name another --repo")
         others = set(api.list_repo_files(repo)) - {".gitattributes"}
         if others and DESCRIPTION not in others:
             raise SettingError(f"{address} holds something else ({shorten(', '.join(sorted(others)), 60)}): name another --repo")
-    return user
 
 
 def upload(repo: str, folder: Path, private: bool, replaced: Sequence[str]) -> str:
