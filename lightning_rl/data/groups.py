@@ -115,10 +115,11 @@ class GroupDataset(RolloutDataset):
     def _note(self, groups: GroupRollout) -> None:
         """Note the returns of groups that ended."""
         reward = (groups.rows.reward[..., 0].unflatten(-1, groups.present.shape[1:]) * groups.present).sum(-1).cpu().numpy()
-        over, there = groups.over.cpu().numpy(), groups.present.any(-1).cpu().numpy()
+        there, over = groups.present.any(-1).cpu().numpy(), groups.over.cpu().numpy().copy()
+        over[:-1] &= groups.rows.episode_start.unflatten(-1, groups.present.shape[1:])[1:].all(-1).cpu().numpy()  # else it was abandoned
         self.paid = np.zeros(reward.shape[1]) if self.paid is None else self.paid
         for paid, ended, is_there in zip(reward, over, there, strict=True):
-            self.paid = (self.paid + paid) * is_there  # nobody is there where a new lesson has abandoned an episode
+            self.paid = (self.paid + paid) * is_there  # nobody is there where an episode was abandoned
             if ended.any():
                 self.finished.extend(self.paid[ended].tolist())
                 self.paid[ended] = 0.0

@@ -160,6 +160,20 @@ def test_a_group_bootstraps_from_what_it_saw_last_in_episodes_that_a_turn_breaks
     assert len(found) > 4 and found.abs().max() < 1e-6
 
 
+def test_no_return_of_a_group_is_that_of_an_episode_that_a_turn_breaks_off(tmp_path, monkeypatch):
+    class Returns(pl.Callback):
+        seen: ClassVar = set()
+
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            self.seen.update(model.algorithms["c"].dataset.finished)
+
+    monkeypatch.setattr(Squad, "pay", lambda self, agent, action: 1.0)
+    in_turn, always = partial(PPO, n_steps=4, batch_size=8), partial(POCA, n_steps=12, batch_size=12)
+    model = made(Squad, 160, past={**PAST, "team_change": 16}, more={"c": always}, a=in_turn, b=in_turn)
+    fit(model, tmp_path, Returns())
+    assert Returns.seen == {10.0}  # two agents, five steps
+
+
 def test_the_first_rows_of_a_turn_begin_new_episodes_with_an_empty_memory(tmp_path):
     watch = Watch()
     memory = partial(PPO, memory=lrl.GRU(4, 3))
