@@ -188,6 +188,14 @@ def test_the_next_run_of_a_trainer_that_continued_one_records_its_own_seed(folde
     assert seeds == [5, 0]
 
 
+def test_the_seed_of_a_run_is_that_of_its_model_also_where_the_trainer_was_made_before(folder):
+    pl.seed_everything(3)
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None)
+    pl.seed_everything(7)
+    trainer.fit(PPO("CartPole-v1", n_steps=8, batch_size=64, max_env_steps=64, net_arch=[8]))
+    assert yaml.safe_load((trainer.run_folder / "config.yaml").read_text())["seed_everything"] == 7
+
+
 def test_a_config_that_lies_above_a_foreign_checkpoint_is_not_that_of_its_run(tmp_path):
     (tmp_path / "config.yaml").write_text("seed_everything: 77")
     assert read_seed(tmp_path / "copied" / "last.ckpt", 1) == 1

@@ -82,6 +82,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         super().__post_init__()
         if self.episodes_per_generation % 2:
             raise SettingError(f"episodes_per_generation {self.episodes_per_generation} must be even: each job has two")
+        check_range("sigma", self.sigma, 0, open_low=True)
         if self.top_directions is not None:
             check_range("top_directions", self.top_directions, 1, self.episodes_per_generation // 2, whole=True)
         if isinstance(self.env, EnvConfig) and self.env.vectorization not in ("auto", "sync"):

@@ -280,7 +280,8 @@ class Cloning(SideLearner):
 
     def learning_rate(self, algorithm: Learner) -> float:
         """Return the algorithm's, times `strength`, times what is left of `steps`."""
-        left = 1 - algorithm.count / self.config.steps if self.config.steps else 1.0
+        done = algorithm.count if self.replays else algorithm.began_at  # an on-policy iteration has been counted by now
+        left = 1 - done / self.config.steps if self.config.steps else 1.0
         return algorithm.learning_rate * self.config.strength * max(0.0, left)
 
     def get_state(self) -> State:

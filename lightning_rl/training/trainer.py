@@ -123,12 +123,7 @@ class Trainer(EvaluatingTrainer):
         check_run_name(run_name)
         self.torch_threads, self.run_name = torch_threads, run_name
         self.may_choose = kwargs.get("accelerator", "auto") == "auto"
-        seed = os.environ.get("PL_GLOBAL_SEED")  # as `seed_everything` left it
-        self.config = {
-            "seed_everything": None if seed is None else int(seed),
-            "evaluation": plain(evaluation),
-            "checkpoint": plain(checkpoint),
-        }
+        self.config = {"evaluation": plain(evaluation), "checkpoint": plain(checkpoint)}
         self.imports = []
         check_loggers(logger)
         self.default_loggers = logger is None or logger is True
@@ -221,7 +216,9 @@ class Trainer(EvaluatingTrainer):
                 if found is None:
                     return
             self.run_folder = run_folder
-            self.seed = self.config["seed_everything"] if found is None else read_seed(found, self.config["seed_everything"])
+            left = os.environ.get("PL_GLOBAL_SEED")  # by `seed_everything` of a program
+            seed = self.config.get("seed_everything", None if left is None else int(left))
+            self.seed = seed if found is None else read_seed(found, seed)
             if found is None:
                 draw_seed()
             for line in [] if init_from is None else take_weights(model, init_from):

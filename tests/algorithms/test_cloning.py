@@ -14,7 +14,7 @@ from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
 from lightning_rl.training.side_learners import CloningConfig
 from tests.experts import at_random
-from tests.fitting import ALL, ON_POLICY, UPDATES, Rows, fit, tiny, weights
+from tests.fitting import ALL, UPDATES, Rows, fit, tiny, weights
 
 CLONING = [algorithm for algorithm in ALL if algorithm is not DQN]
 every_algorithm = pytest.mark.parametrize("algorithm", CLONING)
@@ -69,10 +69,14 @@ def test_the_learning_rate_falls_to_nothing_over_the_steps(algorithm):
     model, logger = tiny(algorithm, log_interval=1, **settings), Rows()
     fit(model, logger=logger)
     rates = {step: row["behavioral_cloning/learning_rate"] for step, row in logger.rows if "behavioral_cloning/learning_rate" in row}
-    # an iteration has 16 steps, and its rate is that of its beginning, on-policy that of its end
-    assert rates[48] == pytest.approx(0.005 * (1 - (48 if algorithm in ON_POLICY else 32) / 64))
+    assert rates[48] == pytest.approx(0.005 * (1 - 32 / 64))  # an iteration has 16 steps, and its rate is that of its beginning
     assert rates[96] == 0
     assert "behavioral_cloning/loss" in logger.rows[2][1] and "behavioral_cloning/loss" not in logger.rows[-1][1]
+
+
+def test_steps_that_the_first_iteration_has_are_followed_in_it():
+    once = steps_made(PPO, {})[0] // 6  # of six iterations of 16 steps
+    assert [steps_made(PPO, {"steps": steps}, learning_rate=0.01)[0] // once for steps in (1, 16, 17, 32)] == [1, 1, 2, 2]
 
 
 def with_and_without_memory():

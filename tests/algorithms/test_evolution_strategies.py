@@ -243,6 +243,7 @@ class SetLessons(pl.Callback):
         ({"shaping": "rank"}, "shaping must be one of centred_ranks, .* got 'rank'"),
         ({"optimizer": "lion"}, "optimizer must be one of adam, sgd, got 'lion'"),
         ({"sigma": -1.0}, "sigma must be >= 0, got -1.0"),
+        ({"sigma": 0.0}, "sigma must be > 0, got 0.0"),
         ({"max_length_ratio": 0.5}, "max_length_ratio must be >= 1, got 0.5"),
         ({"gamma": 0.9}, "gamma is not a setting of EvolutionStrategies"),
         ({"actors": {"ordered": True}}, "actors.ordered means nothing to EvolutionStrategies"),
