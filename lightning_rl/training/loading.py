@@ -46,6 +46,8 @@ class Resumable(Protocol):
 
     @property
     def num_envs(self) -> int: ...
+    @property
+    def hparams(self) -> Any: ...
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def state_dict(self) -> State: ...
     def configure_model(self) -> None: ...
@@ -200,7 +202,12 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
         raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     algorithm.configure_model()  # which may be called often, says Lightning
-    check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
+    try:
+        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
+    except SettingError as error:
+        changed = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
+        named = ", ".join([name for name in changed if name != f"max_{algorithm.counter}"][:3])  # a run may become longer
+        raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
     behaviors: Mapping[str, Resumable] = getattr(algorithm, "algorithms", {})
     check_run(checkpoint, path, _optimizers(algorithm), tuple(behaviors))
     for rank in own.get("ranks", []):
@@ -318,6 +325,16 @@ def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
     if theirs.shape != ours.shape:
         return f"{list(theirs.shape)} in the checkpoint, {list(ours.shape)} here"
     return "it is NaN or infinite in the checkpoint" if not ours.is_meta and is_finite(ours) and not is_finite(theirs) else None
+
+
+def changed_settings(stored: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the names of settings that are not what they were, such as `env.id`; those that only one side has are left out."""
+    changed = []
+    for name in [name for name in stored if name in own and stored[name] != own[name]]:
+        before, now = stored[name], own[name]
+        parts = isinstance(before, Mapping) and isinstance(now, Mapping) and "class_path" not in before
+        changed += changed_settings(before, now, f"{prefix}{name}.") if parts else [f"{prefix}{name}"]
+    return changed
 
 
 def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = True) -> None:

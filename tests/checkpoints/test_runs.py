@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import Adam, RMSprop
 
-from lightning_rl import A2C, DQN, PPO, SAC, TD3, SettingError, Trainer
+from lightning_rl import A2C, DQN, LSTM, PPO, SAC, TD3, SettingError, Trainer
 from lightning_rl.checkpoints.validation import check_optimizer
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.training.loading import check_fits
@@ -252,6 +252,20 @@ def test_the_program_ends_with_one_line_and_leaves_nothing(contents, capfd, tmp_
         status, _, message = run(f"fit {SETTINGS} --model.net_arch [8] --ckpt_path {tmp_path / 'changed.ckpt'}", capfd)
         assert (status, message.count("\n")) == (2, 1) and len(message) <= 201, message
         assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        ({"net_arch": [6]}, "net_arch"),
+        ({"normalize_obs": "running", "max_env_steps": 64}, "normalize_obs"),
+        ({"gamma": 0.5, "memory": LSTM(4, 4)}, "gamma, memory"),
+    ],
+)
+def test_weights_of_other_settings_are_refused_with_the_settings_that_changed(settings, changed, tmp_path):
+    fit(tiny(PPO, max_env_steps=32)).save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
+    with pytest.raises(SettingError, match=rf"does not fit the model: .*; use the same settings; changed: .*{changed}$"):
+        check_fits(tiny(PPO, **settings), tmp_path / "a.ckpt")
 
 
 def test_a_checkpoint_that_lightning_alone_saved_can_be_continued(tmp_path):
