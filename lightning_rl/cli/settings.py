@@ -168,14 +168,19 @@ def find_algorithm(class_path: object) -> type:
     except Exception as error:  # the module of a user may raise anything
         reason = f"{error if isinstance(error, ImportError) else f'{type(error).__name__}: {error}'}{place_in_code(error)}"
         raise SettingError(f"model {class_path!r}: {reason}; a module must be installed or in the current folder") from error
-    algorithms = {name for name, each in vars(imported).items() if isinstance(each, type) and issubclass(each, Algorithm | MultiAgent)}
-    found = getattr(imported, name, None)
+    found = getattr(imported, name, None)  # this package imports an algorithm when it is asked for
     if found is None:
+        algorithms = {name for name, each in vars(imported).items() if is_algorithm(each)}
         raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, algorithms)}")
-    if name not in algorithms:
+    if not is_algorithm(found):
         raise SettingError(f"model {class_path!r} is not an algorithm: it must be a subclass of lightning_rl.Algorithm")
     check_decorated(found)
     return found
+
+
+def is_algorithm(found: object) -> bool:
+    """Return whether something is the class of an algorithm, or that of several."""
+    return isinstance(found, type) and issubclass(found, Algorithm | MultiAgent)
 
 
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "dict": "a mapping", "list": "a list"}
