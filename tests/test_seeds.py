@@ -94,6 +94,20 @@ def test_seeds_are_named_run_one_after_the_other_and_those_that_ended_stay_as_th
     assert stamps(RUNS / "mine_seed_2") != before[2]
 
 
+def test_the_run_of_a_seed_that_saved_its_best_weights_alone_begins_again_only_with_the_same_settings(folder, capfd):
+    command = f"{CARTPOLE} --seeds [7]"
+    assert run(command, capfd)[0] == 0
+    home = RUNS / "seed_7"
+    ended = left_by(home)
+    for file in home.glob("checkpoints/last*"):
+        file.unlink()
+    before = stamps(home)
+    status, _, err = run(f"{command} --ckpt_path last --model.gamma 0.5", capfd)
+    assert (status, err) == (2, f"error: there is a run in {home} without last.ckpt: --force starts again and deletes it\n")
+    assert stamps(home) == before
+    assert run(f"{command} --ckpt_path last", capfd)[0] == 0 and left_by(home) == ended
+
+
 def test_runs_that_fail_leave_the_others_alone_and_one_line_names_them(folder, capfd):
     (folder / "faulty.py").write_text(FAULTY)
     command = f"fit --model.env.id faulty:Faulty-v0 {TINY} --seeds 3 --jobs 2"

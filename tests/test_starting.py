@@ -139,6 +139,28 @@ def test_ckpt_path_last_restarts_a_named_run_that_was_killed_before_it_saved(fol
     assert len((home / "metrics.csv").read_text().splitlines()) == len(rows.splitlines()) and last_generation(home / "checkpoints")
 
 
+@pytest.mark.parametrize("kept", ["best.ckpt", "best.previous.ckpt", "env_steps=32.ckpt"])
+def test_a_named_run_that_saved_no_last_checkpoint_is_not_replaced_and_the_line_names_the_one_that_is_there(folder, capfd, kept):
+    named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
+    assert run(named, capfd)[::2] == (0, "")
+    home = folder / "runs/PPO/CartPole-v1/mine"
+    (home / "checkpoints/best.ckpt").rename(home / "checkpoints" / kept)
+    for file in [*home.glob("checkpoints/*.json"), *home.glob("checkpoints/last*"), *home.glob("checkpoints/best.prev*.json")]:
+        file.unlink(missing_ok=True)
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    known = f"runs/PPO/CartPole-v1/mine/checkpoints/{kept}"
+    way_out = f"--ckpt_path {known} continues it with another run_name, --force deletes it"
+    for options in ("", "--ckpt_path last"):
+        status, _, err = run(f"{named} {options}", capfd)
+        assert (status, err) == (2, f"error: there is a run without last.ckpt: {way_out}\n")
+    status, _, err = run(f"fit {TINY} --model.env.id CartPole-v1 --ckpt_path runs/PPO/CartPole-v1/mine", capfd)
+    assert (status, err) == (2, f"error: ckpt_path 'runs/PPO/CartPole-v1/mine' has no checkpoints/last.ckpt; name '{known}'\n")
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+    other = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name other --ckpt_path {known} --model.max_env_steps 128"
+    assert run(other, capfd)[::2] == (0, "")
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+
+
 def test_a_name_is_free_for_the_corrected_command_after_a_refused_one(folder, capfd):
     named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
     refused = f"{named} --evaluation null --trainer.callbacks+=lightning_rl.PlotCurve"
@@ -171,6 +193,17 @@ def test_new_runs_that_start_at_the_same_time_have_a_folder_each(tmp_path):
         assert (first.name, second.name) == ("version_0", "version_1") and first.is_dir() and second.is_dir()
         (second / "metrics.csv").write_text("env_steps\n16\n")
     assert [path.name for path in (tmp_path / "PPO").iterdir()] == ["version_1"]  # nothing was written in the other
+
+
+def test_a_replaced_run_does_not_come_back_over_a_new_one_that_saved_its_best_weights(tmp_path):
+    _, home = fit(tmp_path, run_name="mine")
+    old = home.rename(home.with_name("mine.replaced"))
+    (home / "checkpoints").mkdir(parents=True)
+    (home / "config.yaml").write_text("seed_everything: 1")
+    shutil.copy(old / "checkpoints/last.ckpt", home / "checkpoints/best.ckpt")
+    with pytest.raises(SettingError, match="there is a run without"), take_run(home.parent, "last", "mine"):
+        pass
+    assert (home / "checkpoints/best.ckpt").is_file() and not old.exists()
 
 
 @pytest.mark.parametrize("saved", [False, True])

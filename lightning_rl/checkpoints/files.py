@@ -21,7 +21,7 @@ from lightning_rl.checkpoints.atomic import SaveError, committing, create, remov
 from lightning_rl.checkpoints.manifest import damage, differences, identity, manifest_path, stage_manifest
 from lightning_rl.errors import SettingError
 
-__all__ = ["AtomicCheckpointIO", "SaveError", "differences", "last_generation", "previous_path", "read_verified", "shown"]
+__all__ = ["AtomicCheckpointIO", "SaveError", "differences", "find_saved", "last_generation", "previous_path", "read_verified", "shown"]
 
 TWO_GENERATIONS = ("last.ckpt", "best.ckpt")
 """Files whose previous generation is kept."""
@@ -83,6 +83,12 @@ def last_generation(folder: str | Path, name: str = "last.ckpt") -> Path | None:
     """Return the checkpoint of that name in a folder, or its previous generation where it is missing."""
     path = Path(folder) / name
     return next((each for each in (path, previous_path(path)) if each.is_file()), None)
+
+
+def find_saved(folder: str | Path) -> Path | None:
+    """Return what a run can be continued from: `last.ckpt`, else `best.ckpt`, else its newest other checkpoint; None if it saved none."""
+    others = sorted(Path(folder).glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    return last_generation(folder) or last_generation(folder, "best.ckpt") or (others[-1] if others else None)
 
 
 def previous_path(path: Path) -> Path:

@@ -17,7 +17,7 @@ from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.progress import BAR_WIDTH, SECONDS_BETWEEN_LINES, Output, make_bar
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import StopOnEvaluation, end_program
-from lightning_rl.checkpoints.files import last_generation
+from lightning_rl.checkpoints.files import find_saved, last_generation
 from lightning_rl.cli.fit import CheckingCLI, check, command_line, redirect_notices, say, train
 from lightning_rl.cli.names import Option, SeedOptions
 from lightning_rl.config_files import first_difference
@@ -147,16 +147,18 @@ def check_folder(run: SeedRun, base: CheckingCLI) -> None:
     """Find out whether the run of a seed has ended. Raise `SettingError` if its folder has another run, which would be lost."""
     trainer: Any = base.trainer
     folder, continues = run.folder, base.ckpt_path == "last"
-    saved = last_generation(folder / "checkpoints")
+    saved, anything = last_generation(folder / "checkpoints"), find_saved(folder / "checkpoints")
     if base.config_dump["force"]:
         return
     if continues and saved is None:
         say(f"no last.ckpt in {folder}: starting a new run")
     if is_blank(folder):
         return
-    other = None if continues else first_difference(read_config(folder / "config.yaml"), run.plan.settings or {})
+    keeps = saved is not None or anything is None  # with best.ckpt alone only the same run begins again: it comes to the same weights
+    other = None if continues and keeps else first_difference(read_config(folder / "config.yaml"), run.plan.settings or {})
     if saved is None and (other is not None or not trainer.savers):
-        raise SettingError(f"there is a run in {folder} that saved nothing: --force starts again and deletes it")
+        what = "that saved nothing" if anything is None else "without last.ckpt"
+        raise SettingError(f"there is a run in {folder} {what}: --force starts again and deletes it")
     if other is not None:
         raise SettingError(f"there is a run in {folder} with another {other}: --ckpt_path last continues it, --force deletes it")
     if saved is not None and has_ended(base, saved):

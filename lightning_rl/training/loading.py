@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from lightning_rl import MODELS
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
-from lightning_rl.checkpoints.files import last_generation, previous_path, read_verified, shown
+from lightning_rl.checkpoints.files import find_saved, last_generation, previous_path, read_verified, shown
 from lightning_rl.checkpoints.kinds import is_finite
 from lightning_rl.checkpoints.validation import check_content, check_run
 from lightning_rl.envs.agents.copies import is_packaged, is_path
@@ -184,8 +184,9 @@ def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
         raise SettingError(f"{option} {shown(source)} is neither a run's folder nor a checkpoint")
     found = last_generation(source / "checkpoints", name) or last_generation(source, name)
     if found is None:
-        last = last_generation(source / "checkpoints")
-        way_out = "; name a run's folder or a checkpoint" if last is None else f": no evaluation saved one; name {shown(last)}"
+        saved = find_saved(source / "checkpoints")
+        reason = ": no evaluation saved one" if name == "best.ckpt" and saved is not None else ""
+        way_out = f"{reason}; name " + ("a run's folder or a checkpoint" if saved is None else shown(saved))
         raise SettingError(f"{option} {shown(source)} has no checkpoints/{name}{way_out}")
     return found
 

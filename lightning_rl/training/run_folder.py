@@ -14,7 +14,7 @@ import yaml
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import locked, write_bytes, write_text
-from lightning_rl.checkpoints.files import last_generation
+from lightning_rl.checkpoints.files import find_saved, last_generation
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env
@@ -46,7 +46,8 @@ def take_run(
     or saved is removed at the end.
 
     Raises:
-        SettingError: another process trains there, or a new run's folder has a run in it and `force` is false.
+        SettingError: another process trains there, or a new run's folder has a run in it and `force` is false: also where that one is to be
+            continued and saved `best.ckpt` alone, since a run from there is another one.
     """
     if not is_first_rank():  # which has the lock
         yield choose_run(folder, ckpt_path, name)
@@ -65,10 +66,10 @@ def take_run(
                     say(f"the run in {run} is back: the one that began to replace it was killed before it had saved anything")
                 if continues and found is None:
                     found = last_generation(run / "checkpoints")
-                if name is not None and not (force or (continues and saves) or is_blank(run)):
-                    saved = last_generation(run / "checkpoints") is not None
-                    what = ": --ckpt_path last continues it," if saved else " that saved nothing:"
-                    raise SettingError(f"there is a run in {run}{what} --force starts again and deletes it")
+                saved = find_saved(run / "checkpoints")
+                goes_on = continues and saves and (found is not None or saved is None)
+                if name is not None and not (force or goes_on or is_blank(run)):
+                    raise SettingError(describe_run(run, saved))
                 yield run, found
             finally:
                 if is_new and is_blank(run):
@@ -89,6 +90,15 @@ def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = No
                 return run, found
         ckpt_path = None
     return folder / (name or f"version_{numbers[-1] + 1 if numbers else 0}"), ckpt_path
+
+
+def describe_run(run: Path, saved: Path | None) -> str:
+    """Return how a run goes on from what `find_saved` found of it, and that `--force` deletes it."""
+    if saved is None:
+        return f"there is a run in {run} that saved nothing: --force starts again and deletes it"
+    if saved.name.startswith("last."):
+        return f"there is a run in {run}: --ckpt_path last continues it, --force starts again and deletes it"
+    return f"there is a run without last.ckpt: --ckpt_path {saved} continues it with another run_name, --force deletes it"
 
 
 @contextmanager
@@ -149,7 +159,7 @@ def replacing(run: Path, saves: bool) -> Iterator[None]:
 def end_replacing(run: Path, saves: bool = True) -> bool:
     """Remove the run that another replaced, or bring it back if the other saved nothing; return whether it came back."""
     old = run.with_name(f"{run.name}{REPLACED}")
-    comes_back = old.exists() and (last_generation(run / "checkpoints") is None if saves else is_blank(run))
+    comes_back = old.exists() and (find_saved(run / "checkpoints") is None if saves else is_blank(run))
     if comes_back:
         shutil.rmtree(run, ignore_errors=True)
         old.rename(run)
