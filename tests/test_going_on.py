@@ -13,9 +13,10 @@ from lightning_rl.callbacks.checkpoints import BestModel
 from lightning_rl.checkpoints import files
 from lightning_rl.checkpoints.files import SaveError
 from lightning_rl.training.state import RunLog
-from tests.agents import Duel
+from tests.agents import Duel, Together
 from tests.callbacks.evaluations import Scores
-from tests.fitting import tiny
+from tests.environments import Scripted
+from tests.fitting import tiny, weights
 
 TIC_TAC_TOE = "lightning_rl.envs.games.tic_tac_toe"
 SMALL = partial(lrl.PPO, n_steps=5, batch_size=10, n_epochs=1, net_arch=[8])
@@ -202,3 +203,127 @@ def test_behaviors_that_replay_are_fitted_again_after_a_checkpoint_and_with_othe
     going_on.max_env_steps = 180
     trainer(tmp_path, "three").fit(going_on)
     assert going_on.count >= 180
+
+
+class Failure(pl.Callback):
+    """Lets something fail after two iterations, and remembers the weights before it: a step of an environment, or a hook."""
+
+    def __init__(self, monkeypatch, what="env"):
+        self.what, self.calls_left, self.monkeypatch = what, None, monkeypatch
+        for cls in (Scripted, Together):
+            monkeypatch.setattr(cls, "step", self.failing(cls.step))
+
+    def failing(self, step):
+        def failing(env, action):
+            if self.calls_left is not None:
+                self.calls_left -= 1
+                if self.calls_left < 0:
+                    raise ValueError("simulator lost its connection")
+            return step(env, action)
+
+        return failing
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if batch_idx == 1 and self.what == "env":
+            self.calls_left = 9
+        if batch_idx == 1:
+            self.weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+        if batch_idx == 2 and self.what == "callback":
+            raise ValueError("a mistake of a callback")
+
+    def on_before_optimizer_step(self, trainer, model, optimizer):
+        if self.what == "gradient step" and model.updates == 9:
+            raise ValueError("a mistake of a callback")
+
+
+def stopped_by_an_error(folder, model, failure, **settings):
+    """The folder of a run that ended in an error, which nothing hides."""
+    run = trainer(folder, callbacks=[failure], **settings)
+    with pytest.raises((ValueError, lrl.SettingError), match=r"simulator lost its connection|a mistake of a callback"):
+        run.fit(model)
+    return run.run_folder
+
+
+IN_TURN = {"num_actors": 1, "backend": "in_process"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own", "steps", "updates"),
+    [  # 2 iterations of 16 steps, and 4 steps of 2 environments; but actors and generations count when they are whole
+        *((algorithm, {}, 40, 2 * 4) for algorithm in (lrl.PPO, lrl.PQN)),
+        *((algorithm, {}, 40, 2) for algorithm in (lrl.A2C, lrl.IMPALA)),
+        *((algorithm, {}, 40, (40 - 16) // 4) for algorithm in (lrl.SAC, lrl.DQN, lrl.TD3)),
+        (lrl.IMPALA, {"actors": IN_TURN}, 32, 2),
+        (lrl.SAC, {"threaded": True}, None, None),
+        (lrl.EvolutionStrategies, {}, 32, 2),
+    ],
+)
+def test_what_was_learned_before_an_error_of_an_environment_is_saved_and_goes_on_with_new_episodes(
+    tmp_path, capsys, monkeypatch, algorithm, own, steps, updates
+):
+    failure, model = Failure(monkeypatch), tiny(algorithm, **own)
+    run = stopped_by_an_error(tmp_path, model, failure)
+    assert "continue it: " in capsys.readouterr().out
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["lightning_rl"]
+    assert (saved["env_steps"], saved["updates"]) == (steps, updates) or (own == {"threaded": True} and saved["env_steps"] in (32, 48))
+    if algorithm not in (lrl.SAC, lrl.DQN, lrl.TD3):
+        assert torch.equal(torch.cat([each.detach().flatten() for each in model.parameters()]), failure.weights)
+    failure.calls_left, going_on = None, tiny(algorithm, seed=1, **own)
+    trainer(tmp_path).fit(going_on, ckpt_path="last")
+    out = capsys.readouterr().out
+    assert going_on.env_steps >= 96 and going_on.updates > saved["updates"]
+    starts_again = "environments start new episodes: an error ended the run in the middle of an iteration" in out
+    assert starts_again != (algorithm is lrl.EvolutionStrategies) and "no replay buffer" not in out
+
+
+@pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC])
+def test_a_run_that_a_callback_ended_after_an_iteration_is_continued_exactly(tmp_path, monkeypatch, algorithm):
+    whole = tiny(algorithm)
+    trainer(tmp_path, "whole").fit(whole)
+    run = stopped_by_an_error(tmp_path, tiny(algorithm), Failure(monkeypatch, "callback"))
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 48
+    going_on = tiny(algorithm, seed=1)
+    trainer(tmp_path).fit(going_on, ckpt_path="last")
+    assert torch.equal(weights(going_on), weights(whole))
+
+
+def test_gradient_steps_of_an_iteration_that_was_not_finished_are_saved_as_the_updates_that_they_are(tmp_path, monkeypatch):
+    model = tiny(lrl.PPO)
+    run = stopped_by_an_error(tmp_path, model, Failure(monkeypatch, "gradient step"))
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert (saved["lightning_rl"]["env_steps"], saved["lightning_rl"]["updates"]) == (48, 9)
+    assert all(torch.equal(value, saved["state_dict"][name]) for name, value in model.state_dict().items())
+
+
+def test_behaviors_are_saved_before_an_error_of_their_environment_and_go_on(tmp_path, monkeypatch, capsys):
+    def model(steps):
+        behaviors = {"a": lrl.Behavior("a", SMALL), "b": lrl.Behavior("b", partial(lrl.DQN, learning_starts=10, batch_size=8))}
+        return lrl.MultiAgent({"id": "tests.agents.Together", "num_envs": 2}, behaviors, steps)
+
+    failure = Failure(monkeypatch)
+    run = stopped_by_an_error(tmp_path, model(200), failure)
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["lightning_rl"]
+    assert 0 < saved["env_steps"] < 200
+    failure.calls_left, going_on = None, model(200)
+    trainer(tmp_path).fit(going_on, ckpt_path="last")
+    out = capsys.readouterr().out
+    assert going_on.count >= 200 and "start new episodes: an error ended the run" in out and "no replay buffer" not in out
+
+
+def test_weights_that_are_nan_when_an_error_comes_do_not_replace_those_that_were_saved(tmp_path, capsys, monkeypatch):
+    class Spoils(Failure):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                next(model.parameters()).data.fill_(torch.nan)
+            super().on_train_batch_end(trainer, model, outputs, batch, batch_idx)
+
+    run = stopped_by_an_error(tmp_path, tiny(lrl.PPO), Spoils(monkeypatch, "callback"), checkpoint={"every_n_env_steps": 32})
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["lightning_rl"]["env_steps"] == 32 and all(value.isfinite().all() for value in saved["state_dict"].values())
+    assert "the newest weights are NaN or infinite and are not saved" in capsys.readouterr().out
+
+
+def test_a_run_that_an_error_ends_in_its_first_iteration_leaves_nothing(tmp_path, monkeypatch):
+    failure = Failure(monkeypatch)
+    failure.on_train_start = lambda *_: setattr(failure, "calls_left", 5)
+    assert not stopped_by_an_error(tmp_path, tiny(lrl.PPO), failure).exists()

@@ -196,6 +196,9 @@ class EvaluatorPool:
     def restart_episodes(self) -> None:
         """Do nothing: between generations there are no current episodes."""
 
+    def interrupt(self) -> None:
+        """Do nothing: the next generation takes the place of one that was not finished."""
+
     def get_state(self) -> State:
         state: State = {name: getattr(self, name) for name in STATE}
         return {**state, "statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}

@@ -12,7 +12,7 @@ import torch
 from lightning_rl.actors.actor import Lessons, from_plain
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
-from lightning_rl.data.collector import Stepped, add_values, join
+from lightning_rl.data.collector import INTERRUPTED, Stepped, add_values, join
 from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
@@ -61,6 +61,7 @@ class ActorPool:
         self.last_rollout: Any = ()
         self.recorded: dict[str, float] = {}
         self.lessons: Lessons = {}
+        self.interrupted = False
         try:
             self.name, self.can_be_saved = self._call_all("describe")[0]
         except BaseException:
@@ -194,13 +195,19 @@ class ActorPool:
         """Abandon the current episodes."""
         self._call_all("restart_episodes")
 
+    def interrupt(self) -> None:
+        """Give up the episodes of all actors after an error, which may be that of an actor."""
+        self.interrupted = True
+
     def get_state(self) -> State:
         """Return, between iterations, all that the next one depends on, including requested rollouts, which are awaited."""
+        state: State = {name: getattr(self, name) for name in COUNTS}
+        state |= {"statistics": self.statistics.get_state(), "episodes": None}  # which the actors have
+        if self.interrupted:
+            return {**state, "interrupted": True}
         while self.requested:
             self.requested -= 1
             self.waiting.append(self.workers.receive())
-        state: State = {name: getattr(self, name) for name in COUNTS}
-        state |= {"statistics": self.statistics.get_state(), "episodes": None}  # which the actors have
         return state | {"actors": self._call_all("get_state"), "waiting": [tuple(answer) for answer in self.waiting]}
 
     def set_state(self, state: State) -> str | None:
@@ -208,6 +215,8 @@ class ActorPool:
         for name in COUNTS:
             setattr(self, name, state.get(name, 0))
         self.statistics.set_state(state["statistics"])
+        if state.get("interrupted", False):
+            return INTERRUPTED
         if (saved := len(state.get("actors", ()))) != self.config.num_actors:
             return f"the checkpoint holds {saved} actors, not {self.config.num_actors}"
         reasons = [reason for reason in self._call_all("set_state", lambda i: (state["actors"][i],)) if reason is not None]

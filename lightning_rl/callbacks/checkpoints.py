@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import EVALUATION_METRICS, KNOWN_METRICS, is_least_best, may_be_absent, metric_of
+from lightning_rl.checkpoints.kinds import are_optimizer_states, is_finite
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
@@ -239,6 +240,22 @@ class SaveCheckpoints(Checkpoint):
             copies = sorted((name for name in counts if name.isdecimal()), key=int)  # not those that somebody renamed
             for old in (counts[name] for name in copies[: -self.keep]):
                 trainer.strategy.checkpoint_io.remove_checkpoint(old)
+
+    def save_after_error(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Save what was learned in iterations that were finished since the last save; one rank of several cannot save alone.
+
+        Where an iteration was not finished, the gradient steps that it made are kept, and a run that continues starts new episodes.
+        """
+        if trainer.world_size > 1 or algorithm.dataset is None or algorithm.began_at <= self.saved_at:
+            return
+        try:
+            algorithm.interrupt()
+            if all(map(is_finite, algorithm.parameters())) and all(are_optimizer_states(each.state) for each in trainer.optimizers):
+                self.save(trainer, algorithm)
+            else:
+                algorithm.say("the newest weights are NaN or infinite and are not saved")
+        except Exception as error:  # the one that ended the run matters more
+            algorithm.say(f"what was learned since the last save could not be saved: {type(error).__name__}: {error}")
 
 
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:

@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from lightning_rl.callbacks.checkpoints import BestModel, SaveCheckpoints, interval_of
+from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
 from lightning_rl.callbacks.stopping import StopOnEvaluation, any_rank_must_stop, check_monitors, is_monitored, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
@@ -228,7 +228,7 @@ class RolloutEvaluator(pl.Callback):
         what is judged, and what they log up to `on_validation_epoch_end` are metrics of the evaluation too.
         """
         metrics = None
-        with saving_if_it_fails(trainer, algorithm), run_as_validation(trainer, algorithm) as logged:
+        with run_as_validation(trainer, algorithm) as logged:
             call_hooks(trainer, algorithm, "on_validation_start", "on_validation_epoch_start")
             try:
                 metrics = self._judge(trainer, algorithm)
@@ -350,18 +350,6 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
     for part, own in returns_of_parts(episodes).items():
         metrics[f"{part}/mean_reward"] = float(np.mean(own))
     return {f"{group}/{name}": value for name, value in metrics.items()}
-
-
-@contextmanager
-def saving_if_it_fails(trainer: pl.Trainer, algorithm: AlgorithmRun) -> Iterator[None]:
-    """Save `last.ckpt` where an evaluation fails, after an iteration that was whole; one rank of several cannot save alone."""
-    try:
-        yield
-    except SettingError:
-        if trainer.world_size == 1:
-            for saver in callbacks_of(trainer, SaveCheckpoints):
-                saver.save(trainer, algorithm)
-        raise
 
 
 @contextmanager

@@ -131,6 +131,9 @@ class EndRun(pl.Callback):
         self.before = self.during = before
 
     def on_exception(self, trainer: pl.Trainer, pl_module: AlgorithmRun, exception: BaseException) -> None:
+        if isinstance(exception, Exception):  # after a second Ctrl-C nothing is waited for
+            for saver in callbacks_of(trainer, SaveCheckpoints):
+                saver.save_after_error(trainer, pl_module)
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:

@@ -61,7 +61,7 @@ def are_spaces(spaces: object) -> bool:
     return is_pair and all(all(map(is_count, shape)) and math.prod(shape) <= MAX_OBSERVATION for shape in sizes)
 
 
-def are_optimizer_states(states: dict[int, dict[str, object]]) -> bool:
+def are_optimizer_states(states: dict[Any, dict[str, object]]) -> bool:
     """Return whether these are finite states of parameters, by their numbers."""
     tensors = [value for state in dict.values(states) for value in dict.values(state) if isinstance(value, Tensor)]
     return all(tensor.layout is torch.strided and is_finite(tensor) for tensor in tensors)

@@ -22,6 +22,10 @@ copy_to = partial(np.copyto, casting="unsafe")
 """Copy an array into storage, with its dtype."""
 
 
+INTERRUPTED = "an error ended the run in the middle of an iteration"
+"""Why environments start new episodes."""
+
+
 class Ends(NamedTuple):
     """Last observations of K episodes whose last value counts. K may be 0; then obs and memory are ().
 
@@ -103,6 +107,7 @@ class RunCollector(Protocol):
     def close(self) -> Callable[[], object]: ...
     def metrics(self) -> dict[str, float]: ...
     def take_notices(self) -> list[str]: ...
+    def interrupt(self) -> None: ...
     def get_state(self) -> State: ...
     def set_state(self, state: State) -> str | None: ...
 
@@ -166,6 +171,7 @@ class Collector:
         self._mask: Tree = ()
         self._restarts = False
         """Whether the next step abandons all episodes."""
+        self.interrupted = False
 
     # ---------------------------------------------------------------- stepping
 
@@ -322,10 +328,16 @@ class Collector:
         self.stepper.notices.clear()
         return notices
 
+    def interrupt(self) -> None:
+        """Give up the current episodes after an error: the environments may be anywhere in a step."""
+        self.interrupted, self._current = True, None
+
     def get_state(self) -> State:
-        """Return all that the next iteration depends on, between iterations."""
+        """Return all that the next iteration depends on, between iterations or interrupted."""
         state: State = {name: getattr(self, name) for name in ("env_steps", "rows")}
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
+        if self.interrupted:
+            state["interrupted"] = True
         if self._current is not None:
             current = {"obs": self._current, "memory": self._memory, "start": self._start, "mask": self._mask}
             if self.exploration is not None:
@@ -344,7 +356,7 @@ class Collector:
         episodes = state["episodes"]
         if episodes is None:
             self.statistics.forget()
-            return None
+            return INTERRUPTED if state.get("interrupted", False) else None
         if np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
             new_episodes: str | None = "the checkpoint holds no action masks, or other ones"
         elif tree_map(np.shape, episodes["memory"]) != tree_map(np.shape, self.network.initial_memory(self.num_envs)):

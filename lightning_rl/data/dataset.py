@@ -82,6 +82,7 @@ class SampledDataset(ExperienceDataset):
 
     def __iter__(self) -> Iterator[Iterator[Transition]]:
         while True:
+            self.is_whole = False
             yield self._iteration()
 
     def _iteration(self) -> Iterator[Transition]:

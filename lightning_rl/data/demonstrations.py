@@ -174,6 +174,7 @@ class DemonstrationDataset(ExperienceDataset):
 
     def __iter__(self) -> Iterator[Iterator[DemonstrationBatch]]:
         while True:
+            self.is_whole = False
             yield self._iteration()
 
     def begin_iteration(self, count: int, progress: float) -> None:
@@ -285,6 +286,7 @@ class NoCollector:
         return {**state, "episodes": None}
 
     def set_state(self, state: State) -> None: ...
+    def interrupt(self) -> None: ...
 
     def metrics(self) -> dict[str, float]:
         return {}

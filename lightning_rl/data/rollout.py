@@ -34,6 +34,8 @@ class ExperienceDataset(IterableDataset[Any]):
         self.collector, self.iterations = collector, iterations
         self.batch: Any = ()
         """What is being learned from."""
+        self.is_whole = True
+        """Whether no iteration has begun, or the newest one is finished."""
         self.collected: Callable[[], object] | None = None
         """How a run counts steps as soon as the environments made them. Without a run, items are copies, which may be kept."""
 
@@ -96,6 +98,7 @@ class RolloutDataset(ExperienceDataset):
 
     def __iter__(self) -> Iterator[Rollout]:
         while True:
+            self.is_whole = False
             self.batch = self.collector.collect()
             if self.collected is None:
                 yield deepcopy(self.batch)

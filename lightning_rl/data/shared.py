@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lightning_rl.data.collector import Collector, Stepped, copy_to
+from lightning_rl.data.collector import INTERRUPTED, Collector, Stepped, copy_to
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.data.self_play import SelfPlayOpponent
@@ -153,7 +153,7 @@ class SharedCollector(Collector):
     def get_state(self) -> State:
         """Return the state at the beginning of the iteration, and what has been done in it."""
         state = {**super().get_state(), "open_iteration": None}
-        if self.is_open:
+        if self.is_open and not self.interrupted:
             actions = [tree_to_numpy(each._asdict()) for each in self.sampled]
             steps = [step._asdict() for step in self.stepper.steps]
             done = {"random_steps": self.steps_at_random, "actions": actions, "steps": steps, "generator": state["generator"]}
@@ -228,6 +228,7 @@ class JointCollector:
         self.statistics = JointStatistics(self.learners)
         self.steps = 0
         """Of the world, on this rank."""
+        self.interrupted = False
 
     @property
     def rows(self) -> int:
@@ -251,13 +252,22 @@ class JointCollector:
         """Return nothing: each behavior has its own notices."""
         return []
 
+    def interrupt(self) -> None:
+        """Give up the episodes of all behaviors after an error: the copies may be anywhere in a step."""
+        self.interrupted, self.world.way = True, None
+        for each in self.collectors.values():
+            each.interrupt()
+
     def get_state(self) -> State:
         """Return the state of the world, between two steps."""
-        return {"world": self.world.get_state(), "steps": self.steps, "begin_anew": self.world.cuts_all}
+        state = {"world": self.world.get_state(), "steps": self.steps, "begin_anew": self.world.cuts_all}
+        return {**state, "interrupted": True} if self.interrupted else state
 
     def set_state(self, state: State) -> str | None:
         """Restore a state. Return why the environments start new episodes instead, if they do."""
         self.steps = state["steps"]
+        if state.get("interrupted", False):
+            return INTERRUPTED
         new_episodes = self.world.set_state(state["world"])
         self.world.cuts_all = new_episodes is None and state.get("begin_anew", False)
         return new_episodes
@@ -293,6 +303,7 @@ class JointDataset(ExperienceDataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         items = {name: iter(dataset) for name, dataset in self.datasets.items()}
         while True:
+            self.is_whole = False
             self.full = self._advance()
             batch = {name: next(items[name]) for name in self.full}
             if self.collected is not None:

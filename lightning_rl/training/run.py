@@ -286,6 +286,7 @@ class Run(HookedModule):
                 self.lr_scheduler_step(config.scheduler, None)
         if self.finished:
             self.trainer.should_stop = True
+        self.dataset.is_whole = True
         self._begin_iteration()
 
     def _print_notices(self, ranks: list[list[str]]) -> None:
@@ -294,6 +295,13 @@ class Run(HookedModule):
             for notice in notices:
                 self.say(f"rank {rank}: {notice}" if rank else notice)
         self.notices = []
+
+    def interrupt(self) -> None:
+        """Prepare for a save after an error: what an unfinished iteration has done counts, and its episodes are given up."""
+        assert self.dataset is not None
+        if not self.dataset.is_whole:
+            self.dataset.collector.interrupt()
+            self.count_steps()
 
     def end_run(self) -> None:
         """Close the environments, after a run or an error."""
