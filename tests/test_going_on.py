@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import gymnasium as gym
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -327,3 +328,54 @@ def test_a_run_that_an_error_ends_in_its_first_iteration_leaves_nothing(tmp_path
     failure = Failure(monkeypatch)
     failure.on_train_start = lambda *_: setattr(failure, "calls_left", 5)
     assert not stopped_by_an_error(tmp_path, tiny(lrl.PPO), failure).exists()
+
+
+gym.register("Told-v0", Scripted)
+
+
+class Episodes(pl.Callback):
+    """How many episodes the statistics are of, after each iteration."""
+
+    def __init__(self):
+        self.counts = []
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        self.counts.append(len(model.collector.statistics.returns))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named", "episodes"),
+    [  # before: 4 iterations of 2 environments with 8 episodes of 4 steps, 64 in all
+        ({"kwargs": {"period": 8}}, "env.kwargs", 2 * 4),
+        ({"wrappers": ["tests.environments.Reported"], "max_episode_steps": 9}, "env.wrappers, env.max_episode_steps", 2 * 8),
+        ({"id": "Told-v0"}, "env.id", 2 * 8),
+        ({"step_timeout": 50, "max_restarts": 3, "vectorization": "async"}, None, 64 + 2 * 8),
+        ({"num_envs": 1}, None, 8),  # statistics are those of so many environments
+        ({}, None, 64 + 2 * 8),
+    ],
+)
+def test_a_run_that_continues_with_another_task_forgets_the_best_score_and_the_episodes_of_the_one_before(
+    tmp_path, capsys, changes, named, episodes
+):
+    def go(changes, steps, scores, *callbacks, **arguments):
+        env = {"id": "tests.environments:Scripted-v0", "num_envs": 2, "kwargs": {"period": 4}, **changes}
+        model = lrl.PPO(env, max_env_steps=steps, n_steps=32, batch_size=32, n_epochs=1, net_arch=[8])
+        run = trainer(tmp_path, callbacks=[Scores(scores), *callbacks], evaluation={"patience": 4})
+        run.fit(model, **arguments)
+        return run
+
+    go({}, 256, [50, 90, 80, 80])
+    capsys.readouterr()
+    counts = Episodes()
+    run = go(changes, 512, [7, 8, 7, 7, 7], counts, ckpt_path=tmp_path / "PPO/Scripted-v0/a/checkpoints/last.ckpt", force=True)
+    forgotten = (
+        "changed since the checkpoint: the best score so far and the statistics of episodes are those of another task, and forgotten"
+    )
+    out = capsys.readouterr().out
+    assert (forgotten in out, f"{named} {forgotten}" in out) == (named is not None, named is not None)
+    assert counts.counts[0] == episodes
+    (saver,) = (each for each in run.callbacks if isinstance(each, BestModel))
+    assert saver.best == (90 if named is None else 8)
+    assert len(counts.counts) == (2 if named is None else 4)  # patience ends it: two evaluations of four were made before
+    saved = torch.load(tmp_path / "PPO/Scripted-v0/a/checkpoints/best.ckpt", weights_only=True)["lightning_rl"]
+    assert saved["env_steps"] == (128 if named is None or "id" in changes else 256 + 128)

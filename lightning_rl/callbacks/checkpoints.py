@@ -144,6 +144,10 @@ class BestModel(Checkpoint):
                 self.best_model_path = str(self.path)
                 notify_loggers(trainer)
 
+    def on_environment_changed(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Forget the best score of another task; its file is replaced by that of the next evaluation, and kept as the previous one."""
+        self.best = -math.inf
+
     def state_dict(self) -> State:
         return {"best": self.best, "goal": f"{self.mode} {self.monitor}"}
 

@@ -79,6 +79,11 @@ class Curriculum(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.send(trainer, pl_module)  # before the first reset
 
+    def on_environment_changed(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Measure the current lessons again, from new episodes."""
+        self.windows = {name: deque(maxlen=self.window(name)) for name in self.parameters}
+        self.smoothed = dict.fromkeys(self.parameters, 0.0)
+
     def on_run_continued(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Send the lessons again: restored environments have those that their episode began with."""
         self.send(trainer, algorithm)

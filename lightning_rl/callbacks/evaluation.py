@@ -175,6 +175,10 @@ class RolloutEvaluator(pl.Callback):
         if not self.continues:
             self.evaluated_at, self.evaluations, self.played, self.last_played = pl_module.count, 0, 0, 0
 
+    def on_environment_changed(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Forget whether episodes of another task reported their success."""
+        self.reports_success = False
+
     def on_run_continued(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Repeat the evaluation that was interrupted when the run was stopped."""
         if self.continues:

@@ -169,6 +169,10 @@ class RecordDemonstrations(pl.Callback):
                     name = type(pl_module).__name__
                     save_demonstrations(self.dataset, interleave_episodes(recorders), recorders[0].env, algorithm=name, force=True)
 
+    def on_environment_changed(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Forget the best score of another task."""
+        self.best = -float("inf")
+
     def state_dict(self) -> State:
         return {"best": self.best}
 

@@ -56,6 +56,10 @@ class StopOnEvaluation(pl.Callback):
         if self.reasons:
             trainer.should_stop = True
 
+    def on_environment_changed(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Wait for as many evaluations again, which are compared with each other alone."""
+        self.best, self.since_best = -float("inf"), 0
+
     def has_stopped(self, state: State) -> bool:
         """Return whether a run in whose checkpoint this state is was stopped."""
         return state["best"] >= self.stop_at or state["since_best"] >= self.patience

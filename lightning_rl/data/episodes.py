@@ -103,6 +103,12 @@ class EpisodeStatistics:
         drawn = state.get("parameters", {})
         self.parameters = {name: deque(window, WINDOW) for name, window in drawn.items()}
 
+    def clear(self) -> None:
+        """Forget the episodes that ended, but for their number."""
+        for window in (self.returns, self.lengths, self.successes, self.parameters):
+            window.clear()
+        self.reports_success = False
+
     def forget(self, envs: Any = slice(None)) -> None:
         """Abandon the current episodes of some environments."""
         self.running_return[envs], self.running_length[envs] = 0.0, 0

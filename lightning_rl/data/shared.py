@@ -208,6 +208,11 @@ class JointStatistics:
         for each in self.collectors.values():
             each.statistics.share_reports()
 
+    def clear(self) -> None:
+        """Forget the episodes that ended."""
+        for each in self.collectors.values():
+            each.statistics.clear()
+
     def metrics(self) -> dict[str, float]:
         """Return the mean over behaviors of what each reports of its episodes."""
         found: dict[str, list[float]] = {}

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 else:  # what files hold
     Wrapper = str | dict[str, Any]
 
+TASK = ("id", "kwargs", "wrappers", "max_episode_steps", "frame_stack", "atari", "parameters", "observe_parameters")
+"""Settings that say what is learned; the others say how many environments step at once, and how."""
 DEFAULT_NUM_ENVS = 8
 """Environments that step at once, unless settings give another number."""
 
@@ -135,6 +137,15 @@ class EnvConfig:
     def is_several_games(self) -> bool:
         """Return whether these are several Atari games, which `auto` steps in a worker each."""
         return self.atari and self.num_envs > 1
+
+
+def changed_settings(before: object, now: object) -> list[str]:
+    """Return the settings in which two environments, both as plain data, are different tasks; none where one of them is unknown."""
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return []
+    changed = [name for name in TASK if name in before and name in now and before[name] != now[name]]
+    is_same = str(before["id"]).rpartition(":")[2] == str(now["id"]).rpartition(":")[2]  # `my_envs:Mine-v0` is Mine-v0
+    return [f"env.{name}" for name in changed if name != "id" or not is_same]
 
 
 def as_wrapper(wrapper: Any) -> str | dict[str, Any]:
