@@ -62,7 +62,7 @@ def was_raised_in(error: BaseException, *packages: ModuleType) -> bool:
 
 
 class NotFiniteError(SettingError):
-    """A value that is NaN or infinite. The run stops; what was saved before stays."""
+    """A value that is NaN or infinite. The run stops; it can be continued from its last save."""
 
 
 class LostRankError(Exception):
@@ -133,7 +133,8 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise `SettingError` unless value is one of the choices."""
     choices = list(choices)
     if value not in choices:
-        raise SettingError(f"{name} must be one of {', '.join(choices)}, got {value!r}{closest(str(value), choices)}")
+        names = list(map(str, choices))
+        raise SettingError(f"{name} must be one of {', '.join(names)}, got {value!r}{closest(str(value), names)}")
 
 
 def check_names(prefix: str, given: Iterable[object], known: Iterable[str], owner: str = "", where: str = "") -> None:

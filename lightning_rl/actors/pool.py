@@ -196,7 +196,7 @@ class ActorPool:
         self._call_all("restart_episodes")
 
     def interrupt(self) -> None:
-        """Give up the episodes of all actors after an error, which may be that of an actor."""
+        """Abandon the episodes of all actors after an error, which may be that of an actor."""
         self.interrupted = True
 
     def get_state(self) -> State:

@@ -18,7 +18,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import EVALUATION_METRICS, KNOWN_METRICS, is_least_best, may_be_absent, metric_of
+from lightning_rl.callbacks.stopping import EVALUATION_METRICS, KNOWN_METRICS, is_least_best, is_one_epoch, may_be_absent, metric_of
 from lightning_rl.checkpoints.kinds import are_optimizer_states, is_finite
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
@@ -125,8 +125,9 @@ class BestModel(Checkpoint):
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one; raise `SettingError` if none has a metric of that name, with what was learned saved."""
-        if self.monitor not in metrics and not may_be_absent(trainer, self.monitor) and self.folder is not None:
-            save_checkpoint(trainer, pl_module, self.folder / "last.ckpt")
+        if self.monitor not in metrics and not may_be_absent(trainer, self.monitor):
+            for saver in callbacks_of(trainer, SaveCheckpoints):
+                saver.save(trainer, pl_module)
         value = metric_of(metrics, self.monitor, "checkpoint.monitor", trainer)
         if value is None:
             return
@@ -182,14 +183,14 @@ class SaveCheckpoints(Checkpoint):
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.keep, self.folder, self.save_replay_buffer = keep, folder, save_replay_buffer
         self.min_seconds = 0.0 if every_n_env_steps or every_n_updates or keep else MIN_SECONDS_BETWEEN_SAVES
-        self.saved_at, self.saved_when = 0, 0.0
+        self.tried_at, self.tried_when, self.saved_at, self.has_begun = 0, 0.0, 0, False
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"
-        self.interval = interval_of("checkpoint", self, pl_module, 50)
+        self.interval, self.has_begun = interval_of("checkpoint", self, pl_module, 50), False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.saved_at, self.saved_when = pl_module.count, time.monotonic()
+        self.tried_at, self.tried_when, self.saved_at = pl_module.count, time.monotonic(), pl_module.count
         self.folder = trainer.strategy.broadcast(self.folder)
         self.warns = not pl_module.collector.can_be_saved
         for name, dataset in getattr(pl_module.dataset, "datasets", {"": pl_module.dataset}).items():
@@ -199,6 +200,7 @@ class SaveCheckpoints(Checkpoint):
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun, batch: object, batch_idx: int) -> None:
         """Warn of episodes that are lost, when there was an iteration: an environment that cannot be stepped raises first."""
+        self.has_begun = True
         if self.warns:
             what = f"{pl_module.collector.name} cannot be saved in the middle of an episode"
             pl_module.say(f"{what}: a run that continues starts new ones (see docs/runs.md: get_state)")
@@ -220,9 +222,9 @@ class SaveCheckpoints(Checkpoint):
         return self.folder / name
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
-        due = pl_module.count // self.interval > self.saved_at // self.interval
+        due = pl_module.count // self.interval > self.tried_at // self.interval
         if due and self.min_seconds:  # by the clock of the first rank
-            due = trainer.strategy.broadcast(time.monotonic() - self.saved_when >= self.min_seconds)
+            due = trainer.strategy.broadcast(time.monotonic() - self.tried_when >= self.min_seconds)
         if due:
             self.save(trainer, pl_module)
 
@@ -231,11 +233,12 @@ class SaveCheckpoints(Checkpoint):
 
     def save(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Save now, and delete copies beyond `keep`."""
-        self.saved_at, self.saved_when = algorithm.count, time.monotonic()
+        self.tried_at, self.tried_when = algorithm.count, time.monotonic()
         saved = succeeds(trainer, algorithm, algorithm.dataset.begin_save)
         saved = saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt"))
         algorithm.dataset.end_save(saved)
         if saved:
+            self.saved_at = algorithm.count
             notify_loggers(trainer)
         if self.keep:
             save_checkpoint(trainer, algorithm, self._path(f"{algorithm.counter}={algorithm.count}.ckpt"))
@@ -246,20 +249,25 @@ class SaveCheckpoints(Checkpoint):
                 trainer.strategy.checkpoint_io.remove_checkpoint(old)
 
     def save_after_error(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Save what was learned in iterations that were finished since the last save; one rank of several cannot save alone.
+        """Save after an error, if an iteration was finished since the last save; one rank of several cannot save alone.
 
-        Where an iteration was not finished, the gradient steps that it made are kept, and a run that continues starts new episodes.
+        Where an iteration was not finished, or environments cannot be asked for their state, the gradient steps that were made are kept,
+        and a run that continues starts new episodes.
         """
-        if trainer.world_size > 1 or algorithm.dataset is None or algorithm.began_at <= self.saved_at:
+        if trainer.world_size > 1 or not self.has_begun or algorithm.began_at <= self.saved_at:
             return
-        try:
-            algorithm.interrupt()
-            if all(map(is_finite, algorithm.parameters())) and all(are_optimizer_states(each.state) for each in trainer.optimizers):
+        weights, states = algorithm.state_dict().values(), [each.state for each in trainer.optimizers]
+        if not (all(map(is_finite, weights)) and all(map(are_optimizer_states, states))):
+            algorithm.say("the newest weights are NaN or infinite and are not saved")
+            return
+        for abandons in (False, True):
+            try:
+                algorithm.interrupt(abandons)
                 self.save(trainer, algorithm)
-            else:
-                algorithm.say("the newest weights are NaN or infinite and are not saved")
-        except Exception as error:  # the one that ended the run matters more
-            algorithm.say(f"what was learned since the last save could not be saved: {type(error).__name__}: {error}")
+                return
+            except Exception as error:  # the one that ended the run matters more
+                reason = f"{type(error).__name__}: {error}"
+        algorithm.say(f"what was learned since the last save could not be saved: {reason}")
 
 
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
@@ -274,11 +282,11 @@ def check_savers(trainer: pl.Trainer) -> None:
         if getattr(saver, "_train_time_interval", None) is not None:
             raise SettingError(f"{name}: train_time_interval saves nothing where steps are an algorithm's own; use every_n_train_steps")
         saves_else = getattr(saver, "save_last", None) or getattr(saver, "save_on_exception", False)
-        if epochs > 1 and not saves_else and trainer.limit_train_batches == 1.0:
+        if epochs > 1 and not saves_else and is_one_epoch(trainer):
             raise SettingError(f"{name}: every_n_epochs {epochs} saves nothing, since a run is one epoch; use every_n_train_steps")
         monitor = getattr(saver, "monitor", None)
         compares = monitor is None or monitor.startswith(EVALUATION_METRICS) or getattr(saver, "_every_n_train_steps", 1)
-        if not compares and getattr(saver, "_save_on_train_epoch_end", None) is not False and trainer.limit_train_batches == 1.0:
+        if not (compares or saves_else) and getattr(saver, "_save_on_train_epoch_end", None) is not False and is_one_epoch(trainer):
             once = f"monitor {monitor!r} would be seen at the end alone, since a run is one epoch"
             raise SettingError(f"{name}: {once}; add every_n_train_steps (iterations), or monitor eval/mean_reward")
     warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")  # it saves whole iterations

@@ -120,6 +120,11 @@ def is_least_best(monitor: str) -> bool:
     return monitor.endswith(("loss", "exploitability"))
 
 
+def is_one_epoch(trainer: pl.Trainer) -> bool:
+    """Return whether a run is one epoch to Lightning: `limit_train_batches`, 1.0 of all unless it is set, makes epochs shorter."""
+    return isinstance(trainer.limit_train_batches, float) and trainer.limit_train_batches == 1.0
+
+
 def monitors(trainer: pl.Trainer) -> list[tuple[Any, str]]:
     """Return Lightning's callbacks, of either of its packages, that watch a metric, and the attribute that says when they look."""
     found = ((each, name) for each in callbacks_of(trainer, object) for name in WAITS_FOR_EPOCHS if hasattr(each, name))
@@ -143,8 +148,8 @@ def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
             if name == WAITS_FOR_EPOCHS[0] or getattr(callback, name) is None:  # else its user said when to save
                 setattr(callback, name, False)
             if callback.mode == "min" and callback.monitor in GREATEST_IS_BEST:
-                trainer.lightning_module.say(f"{who}: the least {callback.monitor} is the best to it; mode='max' takes the greatest")  # type: ignore[operator]
-        elif name == WAITS_FOR_EPOCHS[0] and (follows or trainer.limit_train_batches == 1.0):
+                trainer.lightning_module.say(f"{who} takes the least {callback.monitor} as the best; mode='max' takes the greatest")  # type: ignore[operator]
+        elif name == WAITS_FOR_EPOCHS[0] and (follows or is_one_epoch(trainer)):
             reason = "a run is one epoch" if evaluated else "this run has no evaluations"
             way_out = "monitor eval/mean_reward of an evaluation, a val/… that a hook logs in one, or use evaluation.patience"
             raise SettingError(f"{who}: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")

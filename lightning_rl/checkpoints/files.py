@@ -87,8 +87,9 @@ def last_generation(folder: str | Path, name: str = "last.ckpt") -> Path | None:
 
 def find_saved(folder: str | Path) -> Path | None:
     """Return what a run can be continued from: `last.ckpt`, else `best.ckpt`, else its newest other checkpoint; None if it saved none."""
-    others = sorted(Path(folder).glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
-    return last_generation(folder) or last_generation(folder, "best.ckpt") or (others[-1] if others else None)
+    if (found := last_generation(folder) or last_generation(folder, "best.ckpt")) is not None:
+        return found
+    return max(filter(Path.is_file, Path(folder).glob("*.ckpt")), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def previous_path(path: Path) -> Path:

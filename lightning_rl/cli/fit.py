@@ -236,17 +236,13 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         causes = list(causes_of(error))
         refusal = next((cause for cause in causes if isinstance(cause, SettingError)), None)
-        if refusal is None and (mistake := next(filter(is_mistake, causes), None)) is not None:
-            raise mistake from mistake.__cause__
-        place = next(filter(None, map(place_in_code, causes)), "")
+        of_user = next(filter(place_in_code, causes), None)
+        if refusal is None and of_user is not None and not isinstance(of_user, ValueError | ArgumentError | MisconfigurationException):
+            raise of_user from of_user.__cause__
+        place = "" if of_user is None else place_in_code(of_user)
         text = explain(str(error)) if isinstance(error, ArgumentError) else str(error) or type(error).__name__
         if found := re.search(
             r"Union subtypes.*?Errors:\s+- (?:Problem with given class_path '\S+':\s+)?(.+?)(?:\s+- (?:Expected|Not a valid)|$)", text, re.S
         ):
             text = found[1]
         raise SettingError(refusal or f"{text}{place}") from error
-
-
-def is_mistake(error: BaseException) -> bool:
-    """Return whether an error comes from a user's code and is none that refuses a value."""
-    return place_in_code(error) != "" and not isinstance(error, ValueError | ArgumentError | MisconfigurationException)

@@ -28,7 +28,7 @@ EXPLAINED = {
     **{f"--model.reward_signals.{name}.help": signal for name, signal in SIGNALS.items()},
     **{f"--{section}.help": locate(path) for section, path in SECTIONS.items()},
 }
-"""What options for help explain."""
+"""The classes that options for help explain."""
 FLAGS: dict[str, tuple[object, type]] = {"callbacks": (pl.callbacks, pl.Callback), "logger": (pl.loggers, Logger)}
 """Trainer flags that are objects: the module of Lightning's own classes, and their base class."""
 MODULE = re.compile(r"([a-zA-Z_]\w*)[.:][a-zA-Z_]")

@@ -330,7 +330,7 @@ class Collector:
         return notices
 
     def interrupt(self) -> None:
-        """Give up the current episodes after an error: the environments may be anywhere in a step."""
+        """Abandon the current episodes after an error: the environments may be anywhere in a step."""
         self.interrupted, self._current = True, None
 
     def get_state(self) -> State:

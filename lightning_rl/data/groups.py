@@ -95,6 +95,7 @@ class GroupDataset(RolloutDataset):
 
     def __iter__(self) -> Iterator[Any]:
         while True:
+            self.is_whole = False
             self.batch = self._collect()
             if self.collected is None:
                 yield deepcopy(self.batch)

@@ -258,7 +258,7 @@ class JointCollector:
         return []
 
     def interrupt(self) -> None:
-        """Give up the episodes of all behaviors after an error: the copies may be anywhere in a step."""
+        """Abandon the episodes of all behaviors after an error: copies in the middle of a step are not asked for their state."""
         self.interrupted, self.world.way = True, None
         for each in self.collectors.values():
             each.interrupt()

@@ -76,8 +76,8 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
-            name = getattr(self.id, "__name__", "Own") if callable(self.id) else ""
-            own = name and f'; gymnasium.register("{name}-v0", …) gives one to an environment of your own'
+            name = getattr(self.id, "__name__", "Own")
+            own = f'; gymnasium.register("{name}-v0", …) gives one to an environment of your own' if callable(self.id) else ""
             raise SettingError(f"env.id must be the id of an environment such as CartPole-v1, got {shorten(repr(self.id), 60)}{own}")
         for name, kind in {"kwargs": dict, "wrappers": list}.items():
             if not isinstance(getattr(self, name), kind):

@@ -30,7 +30,7 @@ class Contract:
         self.space, self.shape, self.who = space, space.shape, who
         codes = np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
         self.codes = "".join(code for code in codes if can_be_written(code, space.dtype))
-        """Of the dtypes of arrays that need no closer look."""
+        """The codes of dtypes whose arrays need no closer look."""
 
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
@@ -232,9 +232,9 @@ def casting_to(dtype: np.dtype) -> Literal["safe", "same_kind"]:
     return "safe" if dtype.kind in "iu" else "same_kind"
 
 
-def can_be_written(number: Any, dtype: np.dtype | None) -> bool:
+def can_be_written(kind: Any, dtype: np.dtype | None) -> bool:
     """Return whether all numbers of a type can be cast to a space's dtype, if it has one."""
-    return dtype is not None and np.can_cast(number, dtype, casting_to(dtype))
+    return dtype is not None and np.can_cast(kind, dtype, casting_to(dtype))
 
 
 def write_rows(array: Tree, rows: Sequence[Any]) -> None:

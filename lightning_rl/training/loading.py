@@ -207,7 +207,8 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
     except SettingError as error:
         changed = differing_settings(checkpoint["hyper_parameters"], algorithm.hparams)
-        named = ", ".join([name for name in changed if name != f"max_{algorithm.counter}"][:3])  # a run may become longer
+        changed = [name for name in changed if name != f"max_{algorithm.counter}"]  # a run may become longer
+        named = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
         raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
     behaviors: Mapping[str, Resumable] = getattr(algorithm, "algorithms", {})
     check_run(checkpoint, path, _optimizers(algorithm), tuple(behaviors))

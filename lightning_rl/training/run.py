@@ -299,10 +299,11 @@ class Run(HookedModule):
                 self.say(f"rank {rank}: {notice}" if rank else notice)
         self.notices = []
 
-    def interrupt(self) -> None:
-        """Prepare for a save after an error: what an unfinished iteration has done counts, and its episodes are given up."""
+    def interrupt(self, abandons: bool) -> None:
+        """Prepare for a save after an error: what an unfinished iteration has done counts, and its episodes are abandoned, as others are
+        if the run `abandons` them."""
         assert self.dataset is not None
-        if not self.dataset.is_whole:
+        if abandons or not self.dataset.is_whole:
             self.dataset.collector.interrupt()
             self.count_steps()
 

@@ -46,8 +46,8 @@ def take_run(
     or saved is removed at the end.
 
     Raises:
-        SettingError: another process trains there, or a new run's folder has a run in it and `force` is false: also where that one is to be
-            continued and saved `best.ckpt` alone, since a run from there is another one.
+        SettingError: another process trains there, or a new run's folder has a run in it and `force` is false, also with `ckpt_path` last
+            where that run saved only `best.ckpt`: what continues from it is another run.
     """
     if not is_first_rank():  # which has the lock
         yield choose_run(folder, ckpt_path, name)

@@ -143,7 +143,7 @@ def test_a_model_checkpoint_that_would_compare_nothing_is_refused_before_the_run
 @pytest.mark.parametrize(("mode", "lines"), [("min", 1), ("max", 0)])
 def test_one_line_tells_that_the_least_return_would_be_the_best(mode, lines, capsys):
     fit(tiny(PPO, max_env_steps=32), callbacks=[EarlyStopping("eval/mean_reward", mode=mode), Scores([1, 2])])
-    told = "EarlyStopping: the least eval/mean_reward is the best to it; mode='max' takes the greatest"
+    told = "EarlyStopping takes the least eval/mean_reward as the best; mode='max' takes the greatest"
     assert capsys.readouterr().out.count(told) == lines
 
 
