@@ -238,6 +238,25 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(victim, tmp_path):
     assert ("continue it: lightning-rl fit --config runs/PPO/CartPole-v1/version_0/config.yaml" in out) == bool(victim)
 
 
+DDP_SCRIPT = """
+from pathlib import Path
+import lightning_rl as lrl
+trainer = lrl.Trainer(devices=2, accelerator="cpu", strategy="ddp", enable_progress_bar=False, evaluation=None)
+for _ in range(2):
+    trainer.fit(lrl.PPO("CartPole-v1", n_steps=8, batch_size=16, net_arch=[8], max_env_steps=64))
+    saved = trainer.checkpoint_callback.last_model_path
+    print("FOUND", trainer.run_folder, trainer.log_dir, Path(trainer.logger.log_dir), saved, flush=True)
+"""
+
+
+def test_all_ranks_of_a_script_find_the_folder_of_each_run(tmp_path):
+    (tmp_path / "script.py").write_text(DDP_SCRIPT)
+    out, err = Apart("script.py", tmp_path, os.environ | {"PYTHONPATH": str(ROOT)}).communicate(timeout=120)
+    runs = [f"runs/PPO/CartPole-v1/version_{number}" for number in (0, 1)]
+    found = [line for line in out.splitlines() if line.startswith("FOUND")]
+    assert sorted(found) == sorted(2 * [f"FOUND {run} {run} {run} {run}/checkpoints/last.ckpt" for run in runs]), err[-2000:]
+
+
 SPAWN = """
 import os, signal, sys, threading, time
 from pathlib import Path

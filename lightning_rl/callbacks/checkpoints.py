@@ -97,7 +97,7 @@ class BestModel(Checkpoint):
         self.best_model_path = str(self.path) if self.has_saved else ""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.folder, self.has_saved = trainer.strategy.broadcast((self.folder, self.has_saved))  # later ranks chose the next folder
+        self.folder, self.has_saved = trainer.strategy.broadcast((self.folder, self.has_saved))  # those of the first rank
         self.best_model_path = str(self.path) if self.has_saved else ""
 
     @property

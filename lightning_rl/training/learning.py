@@ -266,8 +266,7 @@ class LearningRun(Run):
         if unused := check_optimizers(self.own_optimizers, schedulers, self.min_optimizers, name, rate):
             self.say(unused)
         self.scaler = getattr(trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
-        folder = trainer.strategy.broadcast(getattr(trainer, "run_folder", None))
-        self.guard = self.collector.guard = Guard(self.on_nan, folder, trainer.world_size)
+        self.guard = self.collector.guard = Guard(self.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
         self.guard.begin(self, self.all_optimizers())
         self.followers = self._callbacks_with("on_update_end")
         self.hooks = gradient_hooks(trainer, self)

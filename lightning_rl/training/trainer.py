@@ -143,7 +143,7 @@ class Trainer(EvaluatingTrainer):
             default_root_dir=default_root_dir,
             max_epochs=max_epochs,
             logger=False if self.default_loggers else logger,
-            callbacks=given + ours,
+            callbacks=[*given, ShareFolder(), *ours],
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
@@ -298,6 +298,13 @@ class Trainer(EvaluatingTrainer):
         """Return the run's folder."""
         return str(self.run_folder)
 
+    def share_folder(self, model: Run) -> None:
+        """Take the run's folder from the first rank: a rank that started later, when that folder existed, chose the next one."""
+        folder = self.strategy.broadcast(self.run_folder)
+        if folder != self.run_folder:
+            self.run_folder = folder
+            self._prepare_folder(model, -1)  # what writes is left to the first rank
+
     def _prepare_folder(self, model: Run, kept: int) -> None:
         """Write `config.yaml`, cut the tables back to the count up to which they are kept, and give callbacks and loggers their files."""
         self.settings = None
@@ -402,6 +409,14 @@ class Trainer(EvaluatingTrainer):
             bars[0].print(text)
         else:
             print(printable(text), flush=True)
+
+
+class ShareFolder(pl.Callback):
+    """Let all ranks agree on the run's folder when they are connected, before the Trainer's own callbacks use it."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if isinstance(trainer, Trainer) and isinstance(pl_module, Run):
+            trainer.share_folder(pl_module)
 
 
 def in_notebook() -> bool:
