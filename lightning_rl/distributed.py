@@ -16,6 +16,7 @@ from torch.distributed.nn.functional import all_reduce
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from lightning_rl.errors import LostRankError, SettingError
+from lightning_rl.startup import RAN_THE_PROGRAM, UNGUARDED
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl  # which workers do without
@@ -86,7 +87,8 @@ def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
 def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
     """End this process with one line where another process of the run ends.
 
-    Raises `LostRankError`: another process was killed or failed. Raises `SettingError`: a process that was started here raised it.
+    Raises `LostRankError`: another process was killed or failed. Raises `SettingError`: a process that was started here raised it, or the
+    program trains as it is imported.
     """
     try:
         yield
@@ -97,6 +99,8 @@ def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
     except (ProcessExitedException, RuntimeError) as error:
         if not isinstance(error, ProcessExitedException) and not _is_collective(error):
             raise
+        if getattr(error, "exit_code", None) == RAN_THE_PROGRAM:
+            raise SettingError(UNGUARDED) from None
         # of torch's reason the first sentence, without the place in its code
         reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()[0].partition(". ")[0]
         at = f" at {algorithm.count:,} {algorithm.counted}" if algorithm.count else ""

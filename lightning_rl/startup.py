@@ -5,6 +5,7 @@ Imports as little as possible.
 
 import gc
 import multiprocessing
+import multiprocessing.spawn
 import os
 import signal
 import sys
@@ -21,6 +22,9 @@ ROOT = Path(__file__).parent.parent
 """The folder of this package: a checkout, or where packages are installed."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+RAN_THE_PROGRAM = 78
+"""Exit status of a process that found itself running the program from its beginning."""
+UNGUARDED = 'spawned processes import the program: let it train below `if __name__ == "__main__":`'
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 LIMITS: list[tuple[int, int, int]] = []
 """Of garbage collection, as they were when each import that still lasts began."""
@@ -109,6 +113,14 @@ def importing() -> Iterator[None]:
             before = LIMITS.pop()
             if not LIMITS:
                 gc.set_threshold(*before)
+
+
+def leave_the_program() -> None:
+    """End a process that was spawned to work and imports, before it works, a program that trains as it is imported."""
+    try:
+        multiprocessing.spawn.get_preparation_data("")  # raises where multiprocessing could not start a process either
+    except RuntimeError:
+        os._exit(RAN_THE_PROGRAM)
 
 
 def follow_parent() -> None:

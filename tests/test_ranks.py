@@ -257,6 +257,22 @@ def test_all_ranks_of_a_script_find_the_folder_of_each_run(tmp_path):
     assert sorted(found) == sorted(2 * [f"FOUND {run} {run} {run} {run}/checkpoints/last.ckpt" for run in runs]), err[-2000:]
 
 
+UNGUARDED = """
+import lightning_rl as lrl
+lrl.Trainer(devices=2, accelerator="cpu", strategy="ddp_spawn").fit(lrl.PPO("CartPole-v1", max_env_steps=64))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_spawns_ranks_as_it_is_imported_is_told_what_to_guard(tmp_path):
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    script = Apart("script.py", tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+    _, err = script.communicate(timeout=120)
+    last = 'SettingError: spawned processes import the program: let it train below `if __name__ == "__main__":`'
+    assert script.returncode == 1 and err.splitlines()[-1].endswith(last), err[-2000:]
+    assert err.count("Traceback") == 1 and list(tmp_path.rglob("runs/*")) == []
+
+
 SPAWN = """
 import os, signal, sys, threading, time
 from pathlib import Path

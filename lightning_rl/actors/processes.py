@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.spawn
-import os
 import pickle
 import shutil
 import time
@@ -20,18 +18,7 @@ from torch import nn
 from lightning_rl.actors.workers import Answer, Call, RemoteWorker, RemoteWorkers
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import Child, WorkerError, close_at_exit, close_children
-
-RAN_THE_PROGRAM = 78
-"""Exit status of a process that found itself running the program from its beginning."""
-UNGUARDED = 'processes of actors import the program: let it train below `if __name__ == "__main__":`'
-
-
-def leave_the_program() -> None:
-    """End a process that was spawned for a worker and imports, before it works, a program that trains as it is imported."""
-    try:
-        multiprocessing.spawn.get_preparation_data("")  # raises where multiprocessing could not start a process either
-    except RuntimeError:
-        os._exit(RAN_THE_PROGRAM)
+from lightning_rl.startup import RAN_THE_PROGRAM, UNGUARDED, leave_the_program
 
 
 def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe: Connection) -> None:

@@ -18,7 +18,6 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
 from rich.console import Console
 
-from lightning_rl.actors.processes import leave_the_program
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
@@ -30,6 +29,7 @@ from lightning_rl.distributed import forward_signal, report_lost_ranks, take_cou
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as_settings, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
+from lightning_rl.startup import leave_the_program
 from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, checkpoint_of, foreign_modules, take_weights
