@@ -254,6 +254,43 @@ def test_switched_off_parts_write_no_files(arguments, fit, folder, capsys):
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"fast_dev_run": True}, {"fast_dev_run": True, "run_name": "version_0"}, {"barebones": True, "evaluation": None}),
+        *({"max_steps": 0}, {"max_steps": 0, "run_name": "mine"}, {"limit_train_batches": 0}),
+        {"logger": False, "enable_checkpointing": False, "evaluation": None},
+    ],
+)
+def test_a_run_that_leaves_no_folder_names_none(arguments, fit, folder, capsys):
+    run = fit(max_env_steps=16).run_folder
+    before = files(folder)
+    capsys.readouterr()
+    trainer = fit(**arguments)
+    out = capsys.readouterr().out
+    assert trainer.run_folder is None and trainer.log_dir == "runs" and str(run) not in out and "continue it" not in out
+    assert files(folder) == before
+    trainer.save_checkpoint(folder / "saved.ckpt")
+    assert files(folder) == before | {"saved.ckpt", "saved.ckpt.json"}
+
+
+def test_a_run_in_no_folder_prints_none_as_its_folder(fit, folder, capsys):
+    fit(fast_dev_run=True, enable_progress_bar=True)
+    assert "  folder        none\n" in capsys.readouterr().out
+
+
+def test_the_folder_of_a_trainer_is_that_of_the_run_of_its_model(fit, folder):
+    other, model = tiny(PPO, "CartPole-v1", max_env_steps=16), tiny(PPO, "CartPole-v1", max_env_steps=16)
+    first, second = fit(env=other), fit(env=model)
+    assert first.run_folder != second.run_folder
+    second.fit(model)  # which has nothing to do
+    assert second.run_folder == fit(env=model).run_folder != first.run_folder
+    second.fit(other)
+    assert second.run_folder == first.run_folder
+    loaded = PPO.load_from_checkpoint(first.run_folder / "checkpoints" / "last.ckpt")
+    assert fit(env=loaded).run_folder is None and Trainer().run_folder is None
+
+
+@pytest.mark.parametrize(
     "arguments, missing",
     [
         ({"logger": False}, {"metrics.csv"}),

@@ -55,7 +55,7 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
         f"  learns        {sum(each.numel() for each in parameters):,} parameters on {device}{ranks}",
         f"  length        {algorithm.length:,} {algorithm.counted}{at}, {'no seed' if seed is None else f'seed {seed}'}",
         f"  evaluation    {describe_evaluation(trainer, algorithm)}",
-        f"  folder        {getattr(trainer, 'run_folder', trainer.default_root_dir)}",
+        f"  folder        {getattr(trainer, 'run_folder', trainer.default_root_dir) or 'none'}",
     ]
 
 

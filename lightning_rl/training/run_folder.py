@@ -116,7 +116,10 @@ def _made(folder: Path) -> Iterator[None]:
 
 def is_blank(run: Path) -> bool:
     """Return whether a folder holds no more than a run leaves that was refused before it began."""
-    return all(_is_empty(file) for file in run.rglob("*") if not file.is_dir())
+    try:
+        return all(_is_empty(file) for file in run.rglob("*") if not file.is_dir())
+    except FileNotFoundError:  # the first rank has just removed it
+        return True
 
 
 def _is_empty(file: Path) -> bool:

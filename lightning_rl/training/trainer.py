@@ -160,7 +160,8 @@ class Trainer(EvaluatingTrainer):
         self.savers = [each for each in given + ours if isinstance(each, BestModel | SaveCheckpoints) and each.folder is None]
         self.model_checkpoints = [each for each in given if isinstance(each, pl.callbacks.ModelCheckpoint) and each.dirpath is None]
         self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
-        self.run_folder = Path(self.default_root_dir)
+        self.run_folder: Path | None = None
+        """Of the last run; None before the first one, and for a run that left no files."""
         self.settings: dict[str, Any] | None = None
         """What `config.yaml` of the run holds."""
         self.seed: int | None = None
@@ -214,8 +215,9 @@ class Trainer(EvaluatingTrainer):
             if count >= model.length:
                 self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
                 if found is None:
+                    self.run_folder = folder_of(model)
                     return
-            self.run_folder = run_folder
+            self.run_folder = None if self.fast_dev_run or self.barebones else run_folder
             left = os.environ.get("PL_GLOBAL_SEED")  # by `seed_everything` of a program
             seed = self.config.get("seed_everything", None if left is None else int(left))
             self.seed = seed if found is None else read_seed(found, seed)
@@ -235,7 +237,7 @@ class Trainer(EvaluatingTrainer):
             if continues_here and self._writes:
                 stack.enter_context(keeping_config(run_folder, lambda: model.count > count))
             try:
-                self._prepare_folder(model, count if continues_here else -1)
+                self._prepare_folder(run_folder, model, count if continues_here else -1)
                 with report_lost_ranks(model), hidden_notices():
                     super().fit(model, ckpt_path=found, weights_only=weights_only)
                 take_counts(self, model, model.COUNTS)
@@ -245,8 +247,10 @@ class Trainer(EvaluatingTrainer):
                 if self.stop.received is None:  # else a process that was told to stop had not begun
                     raise
             finally:
-                if not is_blank(self.run_folder):
-                    self._print_summary(model)
+                if self.run_folder is not None and is_blank(self.run_folder):  # which is removed
+                    self.run_folder = None
+                if self.run_folder is not None:
+                    self._print_summary(model, self.run_folder)
         if self.stop.received is not None:
             self._end_program(model)
 
@@ -283,8 +287,8 @@ class Trainer(EvaluatingTrainer):
     @rank_zero_only
     def _restore_config(self) -> None:
         """Write `config.yaml` again if the run's folder was deleted during the run, so that what is saved next can be continued."""
-        if self.settings is not None and not (self.run_folder / "config.yaml").is_file():
-            self.say(f"{self.run_folder / 'config.yaml'} was deleted during the run and is written again; the other deleted files are lost")
+        if self.settings is not None and self.run_folder is not None and not (config := self.run_folder / "config.yaml").is_file():
+            self.say(f"{config} was deleted during the run and is written again; the other deleted files are lost")
             with going_on(self, "config.yaml"):
                 write_config(self.run_folder, self.settings)
 
@@ -295,20 +299,19 @@ class Trainer(EvaluatingTrainer):
 
     @property
     def log_dir(self) -> str | None:
-        """Return the run's folder."""
-        return str(self.run_folder)
+        """Return the run's folder, or that of all runs where it has none."""
+        return str(self.run_folder or self.default_root_dir)
 
     def share_folder(self, model: Run) -> None:
         """Take the run's folder from the first rank: a rank that started later, when that folder existed, chose the next one."""
         folder = self.strategy.broadcast(self.run_folder)
-        if folder != self.run_folder:
+        if folder is not None and folder != self.run_folder:
             self.run_folder = folder
-            self._prepare_folder(model, -1)  # what writes is left to the first rank
+            self._prepare_folder(folder, model, -1)  # what writes is left to the first rank
 
-    def _prepare_folder(self, model: Run, kept: int) -> None:
+    def _prepare_folder(self, run: Path, model: Run, kept: int) -> None:
         """Write `config.yaml`, cut the tables back to the count up to which they are kept, and give callbacks and loggers their files."""
         self.settings = None
-        run = self.run_folder
         for saver in self.savers:
             saver.folder = run / "checkpoints"
         for theirs in self.model_checkpoints:
@@ -341,29 +344,29 @@ class Trainer(EvaluatingTrainer):
                 if isinstance(logger, WandbLogger):
                     set_up_wandb(logger, self.settings, model.counter)
 
-    def _command(self, subcommand: str, model: Run) -> str | None:
+    def _command(self, subcommand: str, model: Run, run: Path) -> str | None:
         """Return the beginning of a command line for this run; None if no file can name its algorithm and environment."""
         if model.hparams["env"] is None:
             return None
         registered = find_user_module(model.hparams["env"]["id"])
-        found = [type(model).__module__, registered, *foreign_modules(model.hparams, self.run_folder)]
+        found = [type(model).__module__, registered, *foreign_modules(model.hparams, run)]
         known = {"lightning_rl", *(module.partition(".")[0] for module in self.imports)}
         modules = [*self.imports, *(module for module in found if module and module.partition(".")[0] not in known)]
         if "__main__" in modules:  # which no other program can import
             return None
         return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys(modules))
 
-    def _how_to_continue(self, model: Run) -> str | None:
+    def _how_to_continue(self, model: Run, run: Path) -> str | None:
         """Return the command that continues this run, or the call where a notebook or no file names it; None where nothing is saved."""
-        if last_generation(self.run_folder / "checkpoints") is None:
+        if last_generation(run / "checkpoints") is None:
             return None
-        command, ended = self._command("fit", model), why_stopped(self)
+        command, ended = self._command("fit", model, run), why_stopped(self)
         configured = self.config["evaluation"] or {}
         if any(configured.get(name) is None for name in ended):  # a callback, which would end it again
             return None
         if command is None or in_notebook():
-            return None if ended else f'trainer.fit(model, ckpt_path="{self.run_folder}")'
-        names = {"trainer.run_name": self.run_folder.name}  # `last` alone is the newest run's
+            return None if ended else f'trainer.fit(model, ckpt_path="{run}")'
+        names = {"trainer.run_name": run.name}  # `last` alone is the newest run's
         if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a program has no Trainer
             names["trainer.default_root_dir"] = str(self.default_root_dir)
         if 0 <= self.max_steps <= self.global_step:  # or it would end at once
@@ -375,14 +378,14 @@ class Trainer(EvaluatingTrainer):
             names["trainer.max_time"] = "null"
         names |= {f"evaluation.{name}": "null" for name in ended}
         options = "".join(f" --{name} {quote(value)}" for name, value in names.items())
-        return f"{command} --config {quote(str(self.run_folder / 'config.yaml'))} --ckpt_path last{options}"
+        return f"{command} --config {quote(str(run / 'config.yaml'))} --ckpt_path last{options}"
 
     @rank_zero_only
-    def _print_summary(self, model: Run) -> None:
+    def _print_summary(self, model: Run, run: Path) -> None:
         for reason in () if model.finished else why_stopped(self).values():
             self.say(reason)
-        self.say(f"run: {self.run_folder}")
-        resume, evaluate = self._how_to_continue(model), self._command("evaluate", model)
+        self.say(f"run: {run}")
+        resume, evaluate = self._how_to_continue(model, run), self._command("evaluate", model, run)
         if resume is not None and not model.finished and self.stop.received is None:
             self.say(f"continue it: {resume}")
         for command in filter(None, map(how_to_upload, self.loggers)):
@@ -396,7 +399,8 @@ class Trainer(EvaluatingTrainer):
     def _end_program(self, model: Run) -> NoReturn:
         """End the program after a signal, with the command to continue and the signal's exit status."""
         assert self.stop.received is not None
-        at, resume = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}", self._how_to_continue(model)
+        at = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}"
+        resume = None if self.run_folder is None else self._how_to_continue(model, self.run_folder)
         self.say(at if resume is None else f"{at}; continue: {resume}")
         if self.local_rank:  # Lightning kills the other ranks if one that it started ends with another status
             raise SystemExit(0)
@@ -417,6 +421,12 @@ class ShareFolder(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if isinstance(trainer, Trainer) and isinstance(pl_module, Run):
             trainer.share_folder(pl_module)
+
+
+def folder_of(model: Run) -> Path | None:
+    """Return the folder of the run in which a model was trained, if it is known."""
+    trainer = model._trainer
+    return trainer.run_folder if isinstance(trainer, Trainer) and trainer.lightning_module is model else None
 
 
 def in_notebook() -> bool:

@@ -93,7 +93,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_run(folder, monkeypatch):
 
 
 def test_a_stopped_run_interrupts_its_video_and_fast_dev_run_makes_none(folder, monkeypatch):
-    assert not trained(lrl.Video(), fast_dev_run=True)[1].run_folder.exists()
+    assert trained(lrl.Video(), fast_dev_run=True)[1].run_folder is None
     monkeypatch.setattr("lightning_rl.callbacks.recording.must_stop", lambda trainer: True)
     model, trainer = trained(lrl.Video())
     assert model.env_steps == 96 and list((trainer.run_folder / "videos").iterdir()) == []
