@@ -584,6 +584,11 @@ class Picky(pl.Callback):
     def __init__(self, n: int = 1):
         if n < 2:
             raise ValueError("n must be at least 2")
+        if n == 2:
+            try:
+                {}["x"]
+            except KeyError as error:
+                raise ValueError("two is refused") from error
         self.missing.start()
 """
 
@@ -609,6 +614,8 @@ def test_a_mistake_in_an_own_callback_is_shown_with_its_line(own, folder, capfd)
 def test_what_own_code_refuses_is_one_line_with_its_place(own, capfd):
     assert run(own("Refusing"), capfd)[2].endswith("error: model.gamma is too odd (own.py:20)\n")
     assert run(FIT + "--trainer.callbacks+=own.Picky", capfd)[2].endswith("error: n must be at least 2 (own.py:35)\n")
+    again = run(FIT + "--trainer.callbacks+=own.Picky --trainer.callbacks.n 2", capfd)[2]
+    assert again.endswith("error: two is refused (own.py:40)\n")
 
 
 def test_an_own_module_that_cannot_be_imported_is_told_with_the_line(folder, capfd):

@@ -13,6 +13,7 @@ import lightning_rl as lrl
 from lightning_rl.callbacks.checkpoints import BestModel
 from lightning_rl.checkpoints import files
 from lightning_rl.checkpoints.files import SaveError
+from lightning_rl.data.collector import Collector
 from lightning_rl.training.state import RunLog
 from tests.agents import Duel, Together
 from tests.callbacks.evaluations import Scores
@@ -327,7 +328,7 @@ def test_weights_that_are_nan_when_an_error_comes_do_not_replace_those_that_were
 def test_a_run_that_an_error_ends_in_its_first_iteration_leaves_nothing(tmp_path, monkeypatch):
     failure = Failure(monkeypatch)
     failure.on_train_start = lambda *_: setattr(failure, "calls_left", 5)
-    assert not stopped_by_an_error(tmp_path, tiny(lrl.PPO), failure).exists()
+    assert stopped_by_an_error(tmp_path, tiny(lrl.PPO), failure) is None and not list(tmp_path.rglob("*.*"))
 
 
 gym.register("Told-v0", Scripted)
@@ -379,3 +380,69 @@ def test_a_run_that_continues_with_another_task_forgets_the_best_score_and_the_e
     assert len(counts.counts) == (2 if named is None else 4)  # patience ends it: two evaluations of four were made before
     saved = torch.load(tmp_path / "PPO/Scripted-v0/a/checkpoints/best.ckpt", weights_only=True)["lightning_rl"]
     assert saved["env_steps"] == (128 if named is None or "id" in changes else 256 + 128)
+
+
+def test_an_error_before_the_first_iteration_of_a_model_that_was_trained_before_leaves_its_run_as_it_was(tmp_path):
+    class Fails(pl.Callback):
+        def on_train_start(self, trainer, model):
+            raise ValueError("a mistake of a callback")
+
+    model = tiny(lrl.SAC)
+    run = trainer(tmp_path)
+    run.fit(model)
+    file = run.run_folder / "checkpoints/last.ckpt"
+    before, model.max_env_steps = file.read_bytes(), 192
+    with pytest.raises(ValueError, match="a mistake of a callback"):
+        trainer(tmp_path, callbacks=[Fails()]).fit(model, ckpt_path="last")
+    assert file.read_bytes() == before
+    going_on = tiny(lrl.SAC, max_env_steps=128)
+    trainer(tmp_path).fit(going_on, ckpt_path="last")
+    assert going_on.env_steps == 128
+
+
+def test_groups_are_saved_before_an_error_of_their_environment_as_interrupted(tmp_path, monkeypatch):
+    run = stopped_by_an_error(tmp_path, tiny(lrl.POCA), Failure(monkeypatch))
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["lightning_rl"]
+    collector = saved["ranks"][0]["data"]["collector"]
+    assert collector["interrupted"] and collector["episodes"] is None and saved["env_steps"] == collector["env_steps"] == 40
+
+
+def test_statistics_that_are_infinite_when_an_error_comes_do_not_replace_those_that_were_saved(tmp_path, monkeypatch):
+    class Spoils(Failure):
+        def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                next(iter(model.network.normalizer.buffers())).fill_(torch.inf)
+            super().on_train_batch_end(trainer, model, outputs, batch, batch_idx)
+
+    model = tiny(lrl.PPO, normalize_obs="running")
+    run = stopped_by_an_error(tmp_path, model, Spoils(monkeypatch, "callback"), checkpoint={"every_n_env_steps": 32})
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["lightning_rl"]["env_steps"] == 32 and all(value.isfinite().all() for value in saved["state_dict"].values())
+
+
+def test_a_save_in_which_environments_cannot_be_asked_is_repeated_without_their_episodes(tmp_path, monkeypatch, capsys):
+    model = tiny(lrl.IMPALA, actors={"num_actors": 1, "backend": "in_process"})
+    state_of, asked = Collector.get_state, iter(range(100))
+
+    def fails_from_the_third_save_on(collector):
+        if next(asked) >= 2:
+            raise ValueError("simulator lost its connection")
+        return state_of(collector)
+
+    monkeypatch.setattr(Collector, "get_state", fails_from_the_third_save_on)
+    run = trainer(tmp_path, checkpoint={"every_n_env_steps": 16})
+    with pytest.raises((ValueError, lrl.SettingError), match="simulator lost its connection"):
+        run.fit(model)
+    saved = torch.load(run.run_folder / "checkpoints/last.ckpt", weights_only=True)["lightning_rl"]
+    assert saved["env_steps"] == model.env_steps == 48
+    monkeypatch.undo()
+    trainer(tmp_path).fit(tiny(lrl.IMPALA, actors={"num_actors": 1, "backend": "in_process"}), ckpt_path="last")
+    assert "start new episodes: an error ended the run" in capsys.readouterr().out
+
+
+def test_a_run_that_an_unknown_metric_ends_is_saved_with_its_replay_buffer(tmp_path):
+    run = trainer(tmp_path, evaluation={"every_n_env_steps": 64, "episodes": 1}, checkpoint={"monitor": "val/mine"})
+    with pytest.raises(lrl.SettingError, match=r"checkpoint\.monitor 'val/mine' is not a metric of evaluations"):
+        run.fit(tiny(lrl.SAC))
+    (saved,) = torch.load(run.run_folder / "checkpoints/last.ckpt", weights_only=True)["lightning_rl"]["ranks"]
+    assert saved["data"]["replay"] is not None

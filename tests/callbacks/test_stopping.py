@@ -138,6 +138,15 @@ def test_a_model_checkpoint_that_would_compare_nothing_is_refused_before_the_run
     assert model.env_steps == 0
     fit(model, callbacks=[ModelCheckpoint(tmp_path, monitor=monitor, every_n_train_steps=1)], enable_checkpointing=True)
     assert model.env_steps == 80
+    short = tiny(PPO, max_env_steps=80, log_interval=1)
+    fit(
+        short,
+        callbacks=[ModelCheckpoint(tmp_path / "short", monitor=monitor)],
+        enable_checkpointing=True,
+        limit_train_batches=1,
+        max_epochs=2,
+    )
+    assert short.env_steps == 32
 
 
 @pytest.mark.parametrize(("mode", "lines"), [("min", 1), ("max", 0)])
