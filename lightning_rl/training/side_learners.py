@@ -279,9 +279,8 @@ class Cloning(SideLearner):
             algorithm.step(loss, self.optimizer, "behavioral_cloning loss")
 
     def learning_rate(self, algorithm: Learner) -> float:
-        """Return the algorithm's, times `strength`, times what is left of `steps`."""
-        done = algorithm.count if self.replays else algorithm.began_at  # an on-policy iteration has been counted by now
-        left = 1 - done / self.config.steps if self.config.steps else 1.0
+        """Return the algorithm's, times `strength`, times what was left of `steps` when the iteration began."""
+        left = 1 - algorithm.began_at / self.config.steps if self.config.steps else 1.0
         return algorithm.learning_rate * self.config.strength * max(0.0, left)
 
     def get_state(self) -> State:

@@ -52,7 +52,7 @@ def test_off_policy_one_minibatch_follows_each_update():
 def test_beside_offline_learning_one_minibatch_follows_each_update_and_steps_are_updates(capsys):
     assert steps_made(IQL, {})[0] == 96
     made, logged = steps_made(IQL, {"steps": 48}, learning_rate=0.01)
-    assert made == 47  # after the 48th the rate is 0
+    assert made == 48  # in three iterations of 16, which began before it
     assert [row["behavioral_cloning/learning_rate"] for row in logged][-1] == 0
     assert "the policy follows them over 48 updates" in capsys.readouterr().out
 
