@@ -126,8 +126,11 @@ class BestModel(Checkpoint):
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Save if this evaluation is the best one; raise `SettingError` if none has a metric of that name, with what was learned saved."""
         if self.monitor not in metrics and not may_be_absent(trainer, self.monitor):
-            for saver in callbacks_of(trainer, SaveCheckpoints):
+            savers = callbacks_of(trainer, SaveCheckpoints)
+            for saver in savers:
                 saver.save(trainer, pl_module)
+            if not savers and self.folder is not None:
+                save_checkpoint(trainer, pl_module, self.folder / "last.ckpt")
         value = metric_of(metrics, self.monitor, "checkpoint.monitor", trainer)
         if value is None:
             return

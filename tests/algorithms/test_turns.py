@@ -409,5 +409,5 @@ def test_a_run_that_goes_on_with_new_episodes_is_in_the_turn_it_was_in(tmp_path,
     changed = made(Visited, steps=96)
     changed.env = replace(changed.env, max_episode_steps=5)
     fit(changed, tmp_path, watch, ckpt_path="last")
-    assert "environments start new episodes: its settings changed" in capsys.readouterr().out
+    assert "environments start new episodes: their settings changed" in capsys.readouterr().out
     assert watch.full[0] == ["b"]
