@@ -43,9 +43,10 @@ def same_arithmetic():
 
 
 @pytest.fixture(autouse=True)
-def no_seed_of_another_test():
-    """Forget the seed that a test before left: Lightning's DDP seeds a run with it again."""
-    os.environ.pop("PL_GLOBAL_SEED", None)
+def no_seed_and_ranks_of_another_test():
+    """Forget what Lightning's DDP left in a test before: it seeds the next run again, and a script would wait for ranks of another."""
+    for name in ("PL_GLOBAL_SEED", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(autouse=True)
