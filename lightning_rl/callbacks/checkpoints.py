@@ -97,7 +97,7 @@ class BestModel(Checkpoint):
         self.best_model_path = str(self.path) if self.has_saved else ""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.folder, self.has_saved = trainer.strategy.broadcast((self.folder, self.has_saved))  # those of the first rank
+        self.has_saved = trainer.strategy.broadcast(self.has_saved)  # as the first rank found it
         self.best_model_path = str(self.path) if self.has_saved else ""
 
     @property
@@ -194,7 +194,6 @@ class SaveCheckpoints(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.tried_at, self.tried_when, self.saved_at = pl_module.count, time.monotonic(), pl_module.count
-        self.folder = trainer.strategy.broadcast(self.folder)
         self.warns = not pl_module.collector.can_be_saved
         for name, dataset in getattr(pl_module.dataset, "datasets", {"": pl_module.dataset}).items():
             learner = pl_module.algorithms[name] if name else pl_module  # type: ignore[attr-defined]
@@ -202,7 +201,7 @@ class SaveCheckpoints(Checkpoint):
                 dataset.store = SegmentStore(self._path("last.ckpt.d") / f"rank{trainer.global_rank}" / name)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun, batch: object, batch_idx: int) -> None:
-        """Warn of episodes that are lost, when there was an iteration: an environment that cannot be stepped raises first."""
+        """Note that the run has begun, and warn of episodes that are lost: an environment that cannot be stepped raises before."""
         self.has_begun = True
         if self.warns:
             what = f"{pl_module.collector.name} cannot be saved in the middle of an episode"

@@ -72,10 +72,8 @@ def main(argv: list[str] | None = None) -> int:
 def print_error(error: Exception) -> None:
     """Print an error that was not expected without the calls of libraries between the program and what failed, often a user's code."""
     shown = traceback.TracebackException.from_exception(error)
-    between = (
-        str(Path(__file__).parent),
-        *(f"{os.sep}{name}" for name in (f"pytorch_lightning{os.sep}", f"jsonargparse{os.sep}", "contextlib.py")),
-    )
+    libraries = (f"{os.sep}pytorch_lightning{os.sep}", f"{os.sep}jsonargparse{os.sep}", f"{os.sep}contextlib.py")
+    between = (str(Path(__file__).parent), *libraries)
     if own := [frame for frame in shown.stack if not any(each in frame.filename for each in between)]:
         shown.stack = traceback.StackSummary.from_list(own)
     print("".join(shown.format()).rstrip(), file=sys.stderr)

@@ -139,8 +139,8 @@ class EnvConfig:
         return self.atari and self.num_envs > 1
 
 
-def changed_settings(before: object, now: object) -> list[str]:
-    """Return the settings in which two environments, both as plain data, are different tasks; none where one of them is unknown."""
+def changed_task(before: object, now: object) -> list[str]:
+    """Return the settings by which two environments, both as plain data, are different tasks; none where one of them is unknown."""
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return []
     changed = [name for name in TASK if name in before and name in now and before[name] != now[name]]

@@ -206,7 +206,7 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
     try:
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
     except SettingError as error:
-        changed = differing_settings(checkpoint["hyper_parameters"], algorithm.hparams)
+        changed = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
         changed = [name for name in changed if name != f"max_{algorithm.counter}"]  # a run may become longer
         named = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
         raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
@@ -329,13 +329,13 @@ def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
     return "it is NaN or infinite in the checkpoint" if not ours.is_meta and is_finite(ours) and not is_finite(theirs) else None
 
 
-def differing_settings(stored: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> list[str]:
+def changed_settings(stored: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return the names of settings that are not what they were, such as `env.id`; those that only one side has are left out."""
     changed = []
     for name in [name for name in stored if name in own and stored[name] != own[name]]:
         before, now = stored[name], own[name]
         parts = isinstance(before, Mapping) and isinstance(now, Mapping) and "class_path" not in before
-        changed += differing_settings(before, now, f"{prefix}{name}.") if parts else [f"{prefix}{name}"]
+        changed += changed_settings(before, now, f"{prefix}{name}.") if parts else [f"{prefix}{name}"]
     return changed
 
 

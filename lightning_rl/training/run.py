@@ -21,7 +21,7 @@ from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.envs.config import changed_settings
+from lightning_rl.envs.config import changed_task
 from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
@@ -57,7 +57,7 @@ class Run(HookedModule):
         """The state of each rank in a checkpoint that is being continued."""
         self.notices: list[str] = []
         """Lines for the user from this rank that have not been printed yet."""
-        self.changed_env: list[str] = []
+        self.changed_task: list[str] = []
         """Settings in which the environment is another task than that of the checkpoint that is being continued."""
         self.saves_run = True
         """Whether checkpoints hold the run too, and not only what was learned."""
@@ -349,7 +349,7 @@ class Run(HookedModule):
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
         self.ranks = state.get("ranks", []) if self.has_trainer else []
         stored = checkpoint.get("hyper_parameters", {}).get("env")
-        self.changed_env = changed_settings(stored, self.hparams.get("env")) if self.has_trainer else []
+        self.changed_task = changed_task(stored, self.hparams.get("env")) if self.has_trainer else []
 
     def _states_of_ranks(self) -> list[Any]:
         """Return the state of each rank as plain data, known to all ranks."""
@@ -392,13 +392,13 @@ class Run(HookedModule):
                 raise SettingError(f"the checkpoint's run cannot be continued ({reason}); --init_from takes only its weights") from error
         if new_episodes is not None:
             self.say(f"{dataset.restart_notice}: {new_episodes}")
-        if self.changed_env:
+        if self.changed_task:
             what = "the best score so far and the statistics of episodes are those of another task, and forgotten"
-            self.say(f"{', '.join(self.changed_env)} changed since the checkpoint: {what}")
+            self.say(f"{', '.join(self.changed_task)} changed since the checkpoint: {what}")
             dataset.collector.statistics.clear()
             for callback in self._callbacks_with("on_environment_changed"):
                 callback.on_environment_changed(trainer, self)
-        self.ranks, self.changed_env = [], []
+        self.ranks, self.changed_task = [], []
 
     def _set_state(self, state: State) -> str | None:
         """Restore the state of this rank. Return why environments start new episodes, if they do."""

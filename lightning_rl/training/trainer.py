@@ -218,8 +218,7 @@ class Trainer(EvaluatingTrainer):
                     self.run_folder = folder_of(model)
                     return
             self.run_folder = None if self.fast_dev_run or self.barebones else run_folder
-            left = os.environ.get("PL_GLOBAL_SEED")  # by `seed_everything` of a program
-            seed = self.config.get("seed_everything", None if left is None else int(left))
+            seed = self.config.get("seed_everything", seed_of_program())
             self.seed = seed if found is None else read_seed(found, seed)
             if found is None:
                 draw_seed()
@@ -427,6 +426,12 @@ def folder_of(model: Run) -> Path | None:
     """Return the folder of the run in which a model was trained, if it is known."""
     trainer = model._trainer
     return trainer.run_folder if isinstance(trainer, Trainer) and trainer.lightning_module is model else None
+
+
+def seed_of_program() -> int | None:
+    """Return the seed that a program's `seed_everything` set last, if it did."""
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    return None if seed is None else int(seed)
 
 
 def in_notebook() -> bool:
