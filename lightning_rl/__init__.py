@@ -43,7 +43,7 @@ EXPORTS = {
     "Algorithm": "lightning_rl.algorithms.algorithm",
     "Behavior": "lightning_rl.training.behaviors",
     "FrozenPolicy": "lightning_rl.training.behaviors",
-    "Range": "lightning_rl.training.settings",
+    "Range": "lightning_rl.training.arguments",
     "EnvConfig": "lightning_rl.envs.config",
     "ActorsConfig": "lightning_rl.actors.config",
     "Trainer": "lightning_rl.training.trainer",

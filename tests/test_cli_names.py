@@ -15,7 +15,7 @@ from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS, tune_pars
 from lightning_rl.exporting import formats
 from lightning_rl.importers import zoo_settings
 from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_model, settings_of_section
-from lightning_rl.training.settings import settings_of
+from lightning_rl.training.arguments import settings_of
 from lightning_rl.tuning.study import StudySettings
 
 PROBE = (

@@ -12,7 +12,8 @@ from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam, FlatRMSprop
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import ActorCriticFields, Range, end_burn_in, make_actor_critic
+from lightning_rl.training.arguments import Range
+from lightning_rl.training.settings import ActorCriticFields, end_burn_in, make_actor_critic
 from lightning_rl.types import Rollout
 
 

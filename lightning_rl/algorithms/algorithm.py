@@ -27,12 +27,12 @@ from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces, add_hidden, as_rows, describe_space, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
+from lightning_rl.training.arguments import Range, check_arguments, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
-from lightning_rl.training.settings import Range, check_arguments, complete_settings, plain, read_fields, with_integers
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 

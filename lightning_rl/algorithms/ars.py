@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from lightning_rl.algorithms.evolution import EvolutionStrategies
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import Range
+from lightning_rl.training.arguments import Range
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -17,8 +17,9 @@ from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.spaces import short
+from lightning_rl.training.arguments import Range, as_integer
 from lightning_rl.training.experience import demonstrations
-from lightning_rl.training.settings import NoRewardFields, Range, as_integer
+from lightning_rl.training.settings import NoRewardFields
 from lightning_rl.training.side_learners import imitate
 
 

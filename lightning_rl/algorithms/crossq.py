@@ -12,7 +12,7 @@ from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.layers import Layers, batch_statistics
 from lightning_rl.networks.memory import Memory
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import Range
+from lightning_rl.training.arguments import Range
 from lightning_rl.types import Transition, Tree, tree_map
 
 

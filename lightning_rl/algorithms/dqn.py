@@ -18,7 +18,8 @@ from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.q_network import QNetwork, make_return_head
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import ExplorationFields, Range, ReplayFields
+from lightning_rl.training.arguments import Range
+from lightning_rl.training.settings import ExplorationFields, ReplayFields
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import make_value_transform
 

@@ -16,8 +16,9 @@ from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.optimization import FlatAdam, FlatSGD
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.training.arguments import Range
 from lightning_rl.training.experience import generations
-from lightning_rl.training.settings import NoRewardFields, Range
+from lightning_rl.training.settings import NoRewardFields
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

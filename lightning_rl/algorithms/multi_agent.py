@@ -25,11 +25,11 @@ from lightning_rl.envs.stepping import make_world
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces, to_plain
+from lightning_rl.training.arguments import as_integer, plain
 from lightning_rl.training.behaviors import as_behavior, check_learner, describe_learner, find_sides
 from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.run import Run
-from lightning_rl.training.settings import as_integer, plain
 from lightning_rl.training.state import RunLog
 from lightning_rl.types import State
 

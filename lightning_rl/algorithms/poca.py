@@ -24,7 +24,8 @@ from lightning_rl.networks.group_critic import GroupActorCritic
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import ActorCriticFields, Range, actor_critic_settings, end_burn_in
+from lightning_rl.training.arguments import Range
+from lightning_rl.training.settings import ActorCriticFields, actor_critic_settings, end_burn_in
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -16,7 +16,8 @@ from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.q_network import MaxQNetwork
 from lightning_rl.optimization import FlatRAdam
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import ExplorationFields, Range
+from lightning_rl.training.arguments import Range
+from lightning_rl.training.settings import ExplorationFields
 from lightning_rl.types import Rollout
 
 

@@ -20,9 +20,9 @@ from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.off_policy import Actor, Critic, Temperature, entropy_targets
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.spaces import short
+from lightning_rl.training.arguments import Range
 from lightning_rl.training.settings import (
     CriticFields,
-    Range,
     ReplayFields,
     StateDependentFields,
     ensemble_settings,

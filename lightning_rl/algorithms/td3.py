@@ -17,7 +17,8 @@ from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import CriticFields, Range, ReplayFields, ensemble_settings
+from lightning_rl.training.arguments import Range
+from lightning_rl.training.settings import CriticFields, ReplayFields, ensemble_settings
 from lightning_rl.types import Transition, Tree
 
 

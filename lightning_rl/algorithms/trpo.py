@@ -16,7 +16,8 @@ from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import ActorCriticFields, Range, make_actor_critic
+from lightning_rl.training.arguments import Range
+from lightning_rl.training.settings import ActorCriticFields, make_actor_critic
 from lightning_rl.types import Rollout
 
 

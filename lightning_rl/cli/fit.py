@@ -29,9 +29,9 @@ from lightning_rl.errors import SettingError, causes_of, check_seed, place_in_co
 from lightning_rl.loggers import is_wanted
 from lightning_rl.setting_names import SECTIONS
 from lightning_rl.startup import find_modules_here
+from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.run import Run
 from lightning_rl.training.run_processes import Ask, ReportRun, RunPlan
-from lightning_rl.training.settings import settings_of
 from lightning_rl.training.trainer import Trainer
 
 

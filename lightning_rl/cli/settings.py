@@ -20,8 +20,8 @@ from lightning_rl.errors import SettingError, closest, closest_of, nearest, plac
 from lightning_rl.rewards import SIGNALS
 from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_section
 from lightning_rl.startup import find_modules_here
+from lightning_rl.training.arguments import check_decorated, convert_integers, settings_of
 from lightning_rl.training.loading import algorithm_class
-from lightning_rl.training.settings import check_decorated, convert_integers, settings_of
 
 EXPLAINED = {
     **{f"--model.{part}.help": locate(path) for part, path in PARTS.items()},

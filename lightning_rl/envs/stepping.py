@@ -17,11 +17,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
 from lightning_rl.envs import Info
-from lightning_rl.envs.agents.batched import BatchedStepper
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper
 from lightning_rl.envs.agents.teams import TeamStepper
-from lightning_rl.envs.agents.vmas import is_vmas
+from lightning_rl.envs.agents.vmas import BatchedStepper, is_vmas
 from lightning_rl.envs.agents.world import World
 from lightning_rl.envs.config import EnvConfig, count_envs
 from lightning_rl.envs.games import GAMES

@@ -9,7 +9,7 @@ import yaml
 
 from lightning_rl.config_files import Plain, as_mapping, parse_file
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.training.settings import as_integer
+from lightning_rl.training.arguments import as_integer
 
 MAX_WIDTH = 120
 """Of a mapping on one line; longer ones get a line for each key."""

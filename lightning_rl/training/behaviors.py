@@ -27,10 +27,10 @@ from lightning_rl.errors import SettingError, as_settings, check_names, closest,
 from lightning_rl.networks.acting import VisiblePolicy
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
+from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import algorithm_class, stored_name
 from lightning_rl.training.run import Run
-from lightning_rl.training.settings import settings_of
 
 BEHAVIOR_KEYS = ("agents", "learner")
 """The settings of a behavior, all of which it needs."""

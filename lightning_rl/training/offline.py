@@ -8,9 +8,10 @@ from lightning_rl.data.demonstrations import NoCollector
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.demonstrations.dataset import summarize
 from lightning_rl.errors import SettingError
+from lightning_rl.training.arguments import Range
 from lightning_rl.training.experience import read_demonstrations, seed_draws
 from lightning_rl.training.replay import make_full_buffer, rows_of
-from lightning_rl.training.settings import Range, ReplayFields
+from lightning_rl.training.settings import ReplayFields
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -31,6 +31,7 @@ from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
 from lightning_rl.startup import leave_the_program
 from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
+from lightning_rl.training.arguments import plain, settings_of
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, checkpoint_of, foreign_modules, take_weights
 from lightning_rl.training.run import Run, describe_refused_data
@@ -45,7 +46,6 @@ from lightning_rl.training.run_folder import (
     take_run,
     write_config,
 )
-from lightning_rl.training.settings import plain, settings_of
 from lightning_rl.training.state import draw_seed
 from lightning_rl.training.trainer_flags import (
     check_barebones,

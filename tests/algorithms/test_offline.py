@@ -12,7 +12,7 @@ import torch
 from lightning_rl import AWAC, CQL, DQN, GRU, IQL, LSTM, SAC, TD3BC, RolloutEvaluator, SettingError, Trainer, load_policy
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.demonstrations.dataset import Demonstration
-from lightning_rl.training.settings import settings_of
+from lightning_rl.training.arguments import settings_of
 from lightning_rl.types import tree_to_numpy
 from tests.algorithms.test_probes import BEST, learned_values
 from tests.environments import ConstantReward, DelayedReward, Endless, ObservedAction

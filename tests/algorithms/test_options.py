@@ -16,7 +16,7 @@ from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces
-from lightning_rl.training.settings import settings_of
+from lightning_rl.training.arguments import settings_of
 from tests.environments import Scripted, ScriptedBox
 from tests.experts import at_random
 from tests.fitting import ALL, OFF_POLICY, ON_POLICY, TWINS, Rows, fit, tiny, weights

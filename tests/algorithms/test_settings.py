@@ -14,7 +14,7 @@ from torch import nn
 
 import lightning_rl as lrl
 from lightning_rl.errors import SettingError
-from lightning_rl.training.settings import plain
+from lightning_rl.training.arguments import plain
 from tests.fitting import ALL, fit, tiny
 
 

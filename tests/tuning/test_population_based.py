@@ -17,9 +17,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from lightning_rl import A2C, CQL, DQN, IMPALA, PPO, PQN, SAC, TD3, TRPO, EvolutionStrategies, SettingError
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.schedules import make_schedule
+from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.training.run_processes import Message
-from lightning_rl.training.settings import settings_of
 from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.population import MUTABLE, Population, mutable_space, restore_run, save_run
 from lightning_rl.tuning.ray_population import mutation
