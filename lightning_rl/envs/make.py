@@ -257,6 +257,8 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         own = "" if colon else f" (one of your own: its_module:{name}, or --import its_module)"
         raise SettingError(f"env.id {config.id!r} is not a registered environment{own}{hint}") from error
     except Exception as error:  # a constructor may raise anything
+        if needs_mujoco_py(config.id):
+            raise SettingError(f"{config.id} needs mujoco_py, which is no longer maintained; use a version from v4 on") from error
         hint = "; try vectorization sync" if config.vectorization == "native" else ""
         if isinstance(error, ModuleNotFoundError | gym.error.DependencyNotInstalled):
             hint = ""
@@ -319,6 +321,12 @@ def prepare_package(env_id: str) -> None:
     spec = gym.registry.get(env_id)
     if spec is not None and "mujoco" in str(spec.entry_point):
         importlib.import_module("mujoco").set_mju_user_warning(logging.getLogger("mujoco").info)
+
+
+def needs_mujoco_py(env_id: str) -> bool:
+    """Return whether an id is that of an old MuJoCo environment, which gymnasium has no more and gymnasium-robotics registers again."""
+    entry = getattr(gym.registry.get(env_id), "entry_point", None)
+    return "mujoco_py" in getattr(entry, "__name__", "") or str(entry).startswith("gymnasium_robotics.envs.mujoco.")
 
 
 def find_user_module(env_id: str) -> str | None:

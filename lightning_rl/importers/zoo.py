@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium as gym
 
 from lightning_rl.config_files import Plain
-from lightning_rl.envs.make import prepare_package
+from lightning_rl.envs.make import needs_mujoco_py, prepare_package
 from lightning_rl.errors import SettingError, check_choice, check_names, check_range, nearest
 from lightning_rl.importers import zoo_settings as theirs
 from lightning_rl.importers.config import Config, Settings, read_expression, read_file
@@ -128,8 +128,8 @@ def current_id(env_id: str) -> str:
         prepare_package(env_id)
     except ImportError:
         return env_id
-    spec, versions = gym.registry.get(env_id), versions_of(env_id, gym.registry)
-    gone = spec is None or "mujoco_py" in getattr(spec.entry_point, "__name__", "")
+    versions = versions_of(env_id, gym.registry)
+    gone = env_id not in gym.registry or needs_mujoco_py(env_id)
     return versions[-1] if gone and versions else env_id
 
 

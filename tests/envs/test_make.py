@@ -12,6 +12,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
@@ -283,6 +284,15 @@ def test_a_wrapper_that_cannot_be_applied_is_reported(wrapper, says):
 )
 def test_invalid_settings_are_rejected(setting, says):
     assert says in refusal(as_config, setting)
+
+
+@pytest.mark.parametrize("registered", ["by gymnasium", "by gymnasium-robotics"])
+def test_an_old_mujoco_environment_is_refused_with_the_versions_to_use(monkeypatch, registered):
+    if registered == "by gymnasium-robotics":
+        old = EnvSpec("HalfCheetah-v3", entry_point="gymnasium_robotics.envs.mujoco.half_cheetah_v3:MujocoHalfCheetahEnv")
+        monkeypatch.setitem(gym.registry, old.id, old)
+    line = refusal(make_env, EnvConfig("HalfCheetah-v3"))
+    assert line == "HalfCheetah-v3 needs mujoco_py, which is no longer maintained; use a version from v4 on"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import pytest
 import yaml
+from gymnasium.envs.registration import EnvSpec
 
 from lightning_rl.config_files import Loader
 from lightning_rl.errors import SettingError
@@ -314,6 +316,12 @@ def test_returns_of_several_steps_are_kept_off_policy(algorithm, convert):
 def test_an_environment_is_found_in_its_newest_version(name, asked, today, said):
     text = imported(name, asked)
     assert (settings(text)["env"]["id"], comments(text)[: len(said)]) == (today, said)
+
+
+def test_an_old_mujoco_environment_is_found_in_its_newest_version_also_where_gymnasium_robotics_registered_it(monkeypatch):
+    old = EnvSpec("HalfCheetah-v3", entry_point="gymnasium_robotics.envs.mujoco.half_cheetah_v3:MujocoHalfCheetahEnv")
+    monkeypatch.setitem(gym.registry, old.id, old)
+    assert settings(imported("sac", "HalfCheetah-v3"))["env"]["id"] == "HalfCheetah-v5"
 
 
 def test_wrappers_of_gymnasium_are_kept_and_others_are_reported(convert):
