@@ -27,6 +27,21 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the cases of a test with `variants` as thorough, except those whose ids contain one of its words, or else its first."""
+    tests = {}
+    for item in items:
+        if item.get_closest_marker("variants") and not item.get_closest_marker("slow"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        words = cases[0].get_closest_marker("variants").args
+        fast = [case for case in cases if any(word in case.callspec.id for word in words)] or cases[:1]
+        for case in cases:
+            if case not in fast:
+                case.add_marker("thorough")
+
+
 @pytest.fixture(autouse=True)
 def loggers_of_lightning():
     """Give Lightning's loggers the handlers they had at first: the command line, also in a fixture of a module, gives them its stdout."""

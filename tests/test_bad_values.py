@@ -75,6 +75,7 @@ def spoil_gradients(model, value, first=1, last=10**6):
 # ---------------------------------------------------------------- raise
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("value", [VALUES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VALUES[1:])])
 @pytest.mark.parametrize("door", AT)
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
@@ -92,6 +93,7 @@ def test_the_step_is_exact_in_all_modes_of_resetting(door, mode):
         fit(poisoned(A2C, door, math.nan, AT[door], {"mode": mode}))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_the_leaf_of_a_nested_observation_is_named(algorithm, apart):
@@ -150,6 +152,7 @@ def test_the_part_of_the_loss_that_is_bad_is_named():
         fit(model)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_the_batch_is_saved_in_the_runs_folder_and_named(algorithm, tmp_path):
     for k, model in enumerate(
@@ -207,6 +210,7 @@ def each_goes_on_once_and_some_in_both_ways():
         yield pytest.param(algorithm, on_nan, marks=[pytest.mark.slow] if second else [])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm, on_nan", each_goes_on_once_and_some_in_both_ways())
 @pytest.mark.parametrize("door", AT)
 def test_a_run_continues_without_the_bad_values_of_an_environment_and_reports_the_first(algorithm, door, on_nan, capsys):
@@ -234,6 +238,7 @@ def test_the_last_good_observation_and_reward_0_stand_in():
     assert reward[:, 1, 0].tolist() == [1, 1, 0, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 @pytest.mark.parametrize("algorithm, on_nan", each_goes_on_once_and_some_in_both_ways())
 def test_a_run_goes_on_after_a_bad_update_and_tells_it_once(algorithm, kind, on_nan, capsys):
@@ -356,6 +361,7 @@ for algorithm, door in itertools.product((A2C, SAC), ("loss", "reward", "observa
 """
 
 
+@pytest.mark.thorough
 def test_all_ranks_decide_alike(tmp_path):
     (tmp_path / "distributed.py").write_text(RANKS)
     with socket.socket() as free:

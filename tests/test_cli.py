@@ -180,6 +180,7 @@ def test_null_resets_settings_of_the_replay_buffer(folder, capfd):
     assert (replay["demonstrations"], replay["demonstration_share"], replay["directory"]) == (None, None, None)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "options",
     [
@@ -260,6 +261,7 @@ def test_a_module_in_the_current_folder_provides_environments_and_algorithms(fit
     assert factors == [2.0, 1.0]
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_needs_a_users_module_is_evaluated_if_it_is_imported(folder):
     (folder / "mine.py").write_text(MODULE)
     assert run_apart("fit --model.env.id mine:Mine-v0 " + TINY + "--model mine.MyPPO", folder)[::2] == (0, "")

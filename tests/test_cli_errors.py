@@ -130,8 +130,8 @@ ERRORS = {
         ("--model SAC --model.replay.prioritized true --model.replay.replace false", "replay.replace false", "replay.prioritized"),
         ("--model DQN --model.distribution c51 --model.v_min -.inf", "v_min", "-inf"),
         ("--model PPO --model.action_dist noisy", "model.action_dist", "noisy"),
-        ("--model PPO --model.env CartPole-v1 --model.use_sde true", "use_sde explores by noise on Box actions"),
-        ("--model SAC --model.env CartPole-v1 --model.use_sde true", "use_sde explores by noise on Box actions"),
+        ("--model PPO --model.env CartPole-v1 --model.use_sde true", "use_sde adds noise to Box actions"),
+        ("--model SAC --model.env CartPole-v1 --model.use_sde true", "use_sde adds noise to Box actions"),
         ("--model SAC --model.replay 3", "model.replay must be a mapping", "3"),
         ("--model SAC --model.replay.alpha 3", "replay.alpha must be >= 0 and <= 1, got 3"),
         ("--model SAC --model.replay.beta -1", "replay.beta must be >= 0 and <= 1, got -1"),
@@ -493,6 +493,7 @@ def is_one_line(status, out, err, words):
     return status == 2 and line.startswith("error: ") and "\n" not in line and len(line) <= 200 and all(word in line for word in words)
 
 
+@pytest.mark.variants("no such option", "keys", "files", "option: types")
 @pytest.mark.parametrize("kind", ERRORS)
 def test_wrong_input_ends_in_one_line(kind, folder, checkpoints, monkeypatch, capfd):
     monkeypatch.chdir(checkpoints)
@@ -522,6 +523,7 @@ APART = [
 ]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("row", APART, ids=[row[0] for row in APART])
 def test_a_process_ends_with_one_line_and_status_2(row, checkpoints):
     assert is_one_line(*run_apart(row[0], checkpoints), row[1:])
@@ -671,6 +673,7 @@ def test_a_shell_sees_the_status_of_a_broken_pipe(folder):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("arguments", ["list", "fit --help", TINY_FIT, "compare a --out report.html"])
 def test_a_reader_that_goes_away_ends_the_program_quietly(arguments, folder):
     write_run(folder / "a", {100: [1]})
@@ -680,6 +683,7 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(arguments, folder):
     assert (folder / "report.html").is_file() == ("--out" in arguments)
 
 
+@pytest.mark.variants
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("arguments", ["list", TINY_FIT])
 def test_output_that_cannot_be_written_is_one_line(arguments, folder):

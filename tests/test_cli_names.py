@@ -49,11 +49,13 @@ def test_the_defaults_of_tune_are_those_of_a_study():
     assert {name: defaults[name] for name in vars(StudySettings())} == vars(StudySettings())
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("arguments", ["fit --help", "tune --help", *(f"{name} --help" for name in PARSERS)])
 def test_help_needs_no_torch(arguments):
     assert subprocess.run([sys.executable, "-c", PROBE, *arguments.split()], capture_output=True).returncode == 0
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -28,6 +28,7 @@ def check(seed, folder, monkeypatch, capfd):
         assert mutation.key in err or len(mutation.key) < 4 or mutation.key in FOREIGN, said
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("seed", range(FAST))
 def test_a_changed_config_works_or_is_refused_in_one_line(seed, folder, monkeypatch, capfd):
     check(seed, folder, monkeypatch, capfd)

@@ -231,6 +231,7 @@ def with_code(page):
     return {language for language, _ in blocks(page)} & {"bash", "python", "yaml"}
 
 
+@pytest.mark.variants("README", "docs/runs", "docs/environments", "docs/memory")
 @pytest.mark.parametrize("page", [page for page in PAGES if with_code(page)], ids=name)
 def test_what_a_page_says_runs(page, reader):
     reader.read(page, slow=False)

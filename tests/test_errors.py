@@ -56,6 +56,7 @@ def test_control_characters_in_a_manifest_are_escaped(folder, capfd):
         assert (status, err) == (0, "") and f"python [bold]{SHOWN} (here" in out and printable(out) == out, out + err
 
 
+@pytest.mark.thorough
 def test_control_characters_in_an_error_of_a_worker_are_escaped(folder, capfd):
     options = f"--model.env.id {__name__}:Raises-v0 --model.env.vectorization async --evaluation null"
     status, out, err = run(f"fit {TINY} {options}", capfd)
@@ -97,6 +98,7 @@ def test_a_mapping_without_what_it_needs_is_told():
         as_settings("env", EnvConfig, {"kwargs": {}})
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("out", ["file", "file/study"])
 def test_a_study_that_has_no_folder_to_write_to_is_told(out, folder, capfd):
     (folder / "file").write_text("")

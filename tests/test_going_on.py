@@ -249,6 +249,7 @@ def stopped_by_an_error(folder, model, failure, **settings):
 IN_TURN = {"num_actors": 1, "backend": "in_process"}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "own", "steps", "updates"),
     [  # 2 iterations of 16 steps, and 4 steps of 2 environments; but actors and generations count when they are whole
@@ -344,6 +345,7 @@ class Episodes(pl.Callback):
         self.counts.append(len(model.collector.statistics.returns))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("changes", "named", "episodes"),
     [  # before: 4 iterations of 2 environments with 8 episodes of 4 steps, 64 in all

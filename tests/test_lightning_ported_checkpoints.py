@@ -129,6 +129,7 @@ def test_a_score_that_is_nan_is_the_worst(kind, mode, tmp_path):
 # ---------------------------------------------------------------- when they are saved
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("every", "kept"), [(1, (1, 2, 3, 4, 5, 6)), (2, (2, 4, 6)), (4, (4,)), (7, ())])
 def test_every_n_train_steps_counts_iterations(kind, every, kept, tmp_path, recwarn):
@@ -176,6 +177,7 @@ def test_intervals_at_which_nothing_would_be_saved_are_refused(kind, settings, w
     assert model.env_steps == 0
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [PPO, pl.Callback])
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def test_settings_may_be_given_as_a_mapping():
 # ---------------------------------------------------------------- models
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", ["PPO", "lightning_rl.PPO", "lightning_rl.algorithms.ppo.PPO"])
 def test_any_algorithm_is_chosen_by_its_class(name):
     settings = {"model": {"class_path": name, "init_args": SETTINGS["model"]}}

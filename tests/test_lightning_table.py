@@ -40,6 +40,7 @@ def trials():
             yield pytest.param(row, algorithm, id=f"{algorithm.__name__}-{row.kind}-{row.shown}")
 
 
+@pytest.mark.variants("PPO-callback")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("row", "algorithm"), trials())
 def test_what_the_page_says_of_lightnings_parts_is_so(row, algorithm, expected, tmp_path):

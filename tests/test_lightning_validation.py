@@ -194,6 +194,7 @@ assert trainer.checkpoint_callback.best_model_path == str(trainer.run_folder / "
 """
 
 
+@pytest.mark.thorough
 def test_the_best_checkpoint_of_a_process_that_lightning_forked_is_known(tmp_path):
     # in a process of its own: this one has threads, which a fork has not
     program = subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)

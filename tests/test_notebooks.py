@@ -72,6 +72,7 @@ print("at", model.env_steps)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("default")
 def test_a_notebook_without_ipywidgets_shows_a_bar_that_moves_and_python_to_go_on_with(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PROGRAM)])

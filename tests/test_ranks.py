@@ -46,6 +46,7 @@ def two_processes(folder, command):
     return [Apart(command, folder, env | {"LOCAL_RANK": str(rank)}) for rank in (0, 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cases",
     [[case for case in CASES if CASES[case][0] not in TWINS], pytest.param([*CASES], marks=pytest.mark.slow)],

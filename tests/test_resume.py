@@ -296,6 +296,7 @@ def without_time(row):
     return {name: value for name, value in row.items() if not name.startswith("time/") and value != ""}
 
 
+@pytest.mark.variants("PPO CartPole", "SAC Pendulum", "DQN masks", "TD3", "A2C GRU", "PPO curriculum", "ES Pendulum")
 @pytest.mark.parametrize(("algorithm", "env", "settings"), CASES)
 def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, env, settings, tmp_path):
     expected = run(tmp_path / "whole", algorithm, env, settings)
@@ -305,6 +306,7 @@ def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm,
     assert_equal_runs(expected, found)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_a_run_with_averaged_weights_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, tmp_path):
     average, env = lambda: [EMAWeightAveraging(decay=0.5)], {"id": "Pendulum-v1"}
@@ -394,6 +396,7 @@ def leaves(tree, path="", seen=None):
                 yield from leaves(child, f"{path}.{name}", seen)
 
 
+@pytest.mark.variants("PPO", "SAC")
 @pytest.mark.parametrize("algorithm", twins_slow([*ALL, BehavioralCloning, EvolutionStrategies]))
 def test_no_running_state_of_any_object_is_missing_from_a_checkpoint(algorithm, tmp_path):
     env = {"id": "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"}
@@ -415,6 +418,7 @@ def equal(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b or (a != a and b != b)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "env"), [(PPO, "CartPole-v1"), (SAC, "Pendulum-v1"), pytest.param(DQN, "CartPole-v1", marks=pytest.mark.slow)]
 )

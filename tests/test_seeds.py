@@ -72,6 +72,7 @@ def test_each_run_is_the_one_that_is_trained_alone_and_a_table_shows_all(folder,
     assert "2 seeds: mean " in out and f"lightning-rl compare {RUNS}/seed_3 {RUNS}/seed_4 --out report.html" in out
 
 
+@pytest.mark.thorough
 def test_seeds_are_named_run_one_after_the_other_and_those_that_ended_stay_as_they_are(folder, capfd):
     command = f"{CARTPOLE} --trainer.run_name mine --jobs 1"
     status, out, err = run(f"{command} --seeds [7,2]", capfd)
@@ -189,6 +190,7 @@ def trainers(folder):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "number",
     [
@@ -220,6 +222,7 @@ def test_runs_that_a_signal_ended_go_on_as_if_nothing_had_happened(number, folde
     assert left_by(folder / RUNS / "seed_1") == left_by(folder / RUNS / "alone")
 
 
+@pytest.mark.thorough
 def test_a_terminal_shows_a_line_for_each_run(folder):
     ours, terminal = os.openpty()
     program = Apart(f"-m lightning_rl {CARTPOLE} --seeds 2", folder, {**os.environ, "TERM": "xterm", "COLUMNS": "100"}, stdout=terminal)

@@ -139,6 +139,7 @@ def test_ckpt_path_last_restarts_a_named_run_that_was_killed_before_it_saved(fol
     assert len((home / "metrics.csv").read_text().splitlines()) == len(rows.splitlines()) and last_generation(home / "checkpoints")
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kept", ["best.ckpt", "best.previous.ckpt", "env_steps=32.ckpt"])
 def test_a_named_run_that_saved_no_last_checkpoint_is_not_replaced_and_the_line_names_the_one_that_is_there(folder, capfd, kept):
     named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
@@ -315,6 +316,7 @@ def test_a_plain_run_imports_nothing_that_it_does_not_use(tmp_path):
     assert list((tmp_path / "runs").rglob("events.out.tfevents.*")) and list((tmp_path / "runs").rglob("best.ckpt"))
 
 
+@pytest.mark.thorough
 def test_what_is_imported_is_not_searched_for_garbage_meanwhile_and_what_a_user_set_for_it_stays():
     program = """
 import gc
@@ -331,6 +333,7 @@ print(gc.isenabled())
     assert result.stdout.splitlines() == ["0 (700, 11, 13) True 0", "False"], result.stderr
 
 
+@pytest.mark.thorough
 def test_a_program_freezes_what_it_imported():
     program = """
 import gc

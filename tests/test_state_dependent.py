@@ -127,6 +127,7 @@ def test_of_a_tree_of_actions_the_boxes_explore_and_the_features_are_their_own()
     assert distribution.num_inputs == 3 + (2 + 4) + (1 + 4)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("action", ["box", "hybrid", "nested"])
 @pytest.mark.parametrize("memory", [None, LSTM(8, 4)])
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
@@ -145,6 +146,7 @@ def test_the_ratio_is_one_before_the_first_step(autoreset, memory, action):
     assert len(ratios) >= 6 and all((ratio - 1).abs().max() <= 1e-5 for ratio in ratios)  # float32 sums
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "settings", "steps"),
     [
@@ -204,6 +206,7 @@ def test_exploration_is_smooth_while_a_state_stays_and_its_mean_acts_when_asked(
     assert len(np.unique(drawn)) == 20  # each call is a function of its own
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize(("algorithm", "action"), [(PPO, "box"), (SAC, "hybrid")])
 def test_a_file_does_what_the_policy_does(algorithm, action, format, tmp_path):

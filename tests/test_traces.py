@@ -99,6 +99,7 @@ def trace(name: str) -> dict[str, object]:
     }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_learned_is_what_the_file_says(name):
     pinned, found = json.loads(FILE.read_text()), trace(name)
@@ -131,6 +132,7 @@ def run(folder: Path, algorithm: type, env_id: str, vectorization: str) -> tuple
     return torch.cat([tensor.double().flatten() for tensor in model.state_dict().values()]), rows
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "algorithm, env_id, vectorization",
     [

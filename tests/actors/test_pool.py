@@ -106,6 +106,7 @@ def test_rollouts_are_at_most_as_old_as_the_settings_allow_however_slow_learning
     assert lags[-1] == max(lags) == 4  # queue_factor + num_actors / rollouts_per_batch
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", [IMPALA, EvolutionStrategies])
 def test_an_environment_with_other_spaces_than_the_model_is_an_error_and_no_process_stays_behind(algorithm):
     model = tiny(algorithm, actors={"num_actors": 1, "backend": "processes"})
@@ -125,6 +126,7 @@ def test_a_program_that_trains_as_it_is_imported_gets_one_line(tmp_path):
     assert run.returncode == 1 and run.stderr.strip().endswith(last) and run.stderr.count("Traceback") == 1
 
 
+@pytest.mark.thorough
 def test_a_restarted_actor_plays_the_current_lesson_in_environments_with_their_own_processes():
     env = {"num_envs": 1, "vectorization": "async", "max_episode_steps": 4, "parameters": {"length": {"curriculum": LESSONS}}}
     model = tiny(IMPALA, "CartPole-v1", env=env, actors={"num_actors": 1}, max_env_steps=8 * 8)

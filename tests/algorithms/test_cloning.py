@@ -86,6 +86,7 @@ def with_and_without_memory():
         yield pytest.param(algorithm, memory, marks=[] if fast else [pytest.mark.slow])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "memory"), with_and_without_memory())
 def test_a_policy_that_is_paid_nothing_learns_what_is_shown(algorithm, memory):
     settings = {"learning_rate": 0.01, "reward_signals": {"extrinsic": {"strength": 0.0}}, "net_arch": [16]}

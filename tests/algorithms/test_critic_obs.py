@@ -78,6 +78,7 @@ def test_the_policy_does_not_read_what_only_the_critic_gets(algorithm):
         assert not torch.equal(model.network.value(obs), model.network.value(other))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.A2C, lrl.SAC])
 @pytest.mark.parametrize("normalize_obs", ["off", "running"])
 def test_a_policy_acts_without_what_only_the_critic_gets(algorithm, normalize_obs, tmp_path):
@@ -138,6 +139,7 @@ def test_masks_are_no_part_of_what_critics_see_jointly():
     assert env.look_jointly("all").tolist() == [0, 0, 1, 0, 1, 1]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", ["all", "state"])
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC])
 def test_agents_whose_critics_see_more_train_act_and_continue_exactly(tmp_path, kind, algorithm):
@@ -208,6 +210,7 @@ def test_hidden_observations_are_copied_nowhere_else():
     assert given.keys() == {"number"}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC])
 def test_an_exported_policy_has_no_input_for_what_only_the_critic_gets(algorithm, tmp_path):
     trainer = fit(told(algorithm), tmp_path, evaluation=lrl.EvaluationConfig(episodes=2, every_n_env_steps=128))

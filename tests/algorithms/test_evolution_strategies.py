@@ -51,6 +51,7 @@ class Kill(pl.Callback):
         self.restarts = workers.restarts
 
 
+@pytest.mark.thorough
 def test_processes_with_an_environment_that_a_script_registered_and_a_restart_change_no_bit(capsys):
     gym.register("OnlyHere-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=500)
     kill = Kill()
@@ -263,6 +264,7 @@ def test_a_ready_vector_environment_is_an_error():
         fit(model)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("actors", [None, ActorsConfig(num_actors=1)])
 def test_bad_values_of_a_generation_are_counted_and_the_first_is_told(actors, capsys):
     rows, kwargs = Rows(), {"door": "reward", "value": math.nan, "at": 7, "length": 2}

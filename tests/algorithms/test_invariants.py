@@ -179,6 +179,7 @@ def test_running_statistics_count_each_valid_row_once(algorithm, autoreset):
     assert statistics.var.tolist() == pytest.approx([(16**2 - 1) / 12, 2 / 3], abs=1e-3)
 
 
+@pytest.mark.variants
 @every_algorithm
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_environments_are_closed_after_a_run_and_after_an_exception(algorithm, vectorization):

@@ -188,6 +188,7 @@ LESSONS = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("stop", [1, 2, 5])
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_continues_exactly_in_the_middle_of_another_behaviors_iteration(tmp_path, case, stop, capsys):

@@ -392,6 +392,7 @@ def test_a_checkpoint_brings_targets_and_temperature_back_for_the_next_run(algor
 # ---------------------------------------------------------------- spaces
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "algorithm, observation, action",
     [

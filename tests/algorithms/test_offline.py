@@ -70,6 +70,7 @@ def learned(algorithm, env_id=BOX, **settings):
     return torch.cat([torch.nn.utils.parameters_to_vector(part.parameters()).detach() for part in parts])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "algorithm, name, given, value",
     [
@@ -185,6 +186,7 @@ def shown(env, action, episodes, **kwargs):
     return played(env(action=action, **kwargs), episodes)
 
 
+@pytest.mark.variants("TD3BC")
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[] if each in FAST_PROBES else [pytest.mark.slow]) for each in PROBES])
 @every_offline_algorithm
 def test_what_a_probe_teaches_offline(algorithm, name):
@@ -200,6 +202,7 @@ def test_what_a_probe_teaches_offline(algorithm, name):
         assert row == pytest.approx([value] * len(row), abs=0.03 * max(values))
 
 
+@pytest.mark.variants("TD3BC")
 @pytest.mark.parametrize(
     "algorithm, action, settings",
     [

@@ -393,6 +393,7 @@ def test_every_option_of_the_replay_buffer_is_tested():
     assert {field.name for field in fields(ReplayConfig)} == tested | REPLAY_WITHOUT_EFFECT
 
 
+@pytest.mark.variants("PPO-", "DQN-")
 @pytest.mark.parametrize(
     "algorithm, name",
     [

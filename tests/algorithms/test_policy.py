@@ -262,9 +262,9 @@ def test_an_environment_of_several_agents_is_built_by_its_own_package():
 def test_parts_of_a_batch_with_other_numbers_of_rows_are_refused():
     space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,)), b=gym.spaces.Box(-1, 1, (2,)))
     model = PPO(lambda: Blank(space), n_steps=8, batch_size=8)
-    with pytest.raises(SettingError, match="the parts of a batch are of 3 and of 1 observations"):
+    with pytest.raises(SettingError, match="the parts of a batch have 3 and 1 observations"):
         model({"a": np.zeros((3, 2)), "b": np.zeros((1, 2))})
-    with pytest.raises(SettingError, match="the parts of a batch are of 3 and of 1 observations"):
+    with pytest.raises(SettingError, match="the parts of a batch have 3 and 1 observations"):
         load_policy(model).act({"a": np.zeros((3, 2)), "b": np.zeros((1, 2))})
 
 

@@ -27,6 +27,7 @@ def memories_that_act_and_learn():
         yield pytest.param(*env, mode, share_encoder, kind, marks=[] if fast else [pytest.mark.slow])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("env_id", "sequence_length", "autoreset", "share_encoder", "kind"), memories_that_act_and_learn())
 def test_the_ratio_is_one_before_the_first_step_of_every_iteration(env_id, sequence_length, autoreset, share_encoder, kind):
     settings = {"normalize_obs": "running", "learning_rate": 0.01, "share_encoder": share_encoder, "n_steps": 8}
@@ -133,6 +134,7 @@ TASKS = [
 FAST = {(PPO, "discrete", LSTM), (DQN, "discrete", LSTM), (PPO, "discrete", None)}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "action", "kind"),
     [pytest.param(*task, kind, marks=[] if (*task, kind) in FAST else pytest.mark.slow) for task in TASKS for kind in (LSTM, GRU, None)],

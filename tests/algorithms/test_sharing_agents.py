@@ -50,6 +50,7 @@ def watch(model):
     return made
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "env", "settings"), CASES)
 def test_an_algorithm_learns_and_counts_the_rows_of_those_who_are_there(algorithm, env, settings):
     model = tiny(algorithm, f"tests.agents.{env}", max_env_steps=300, **settings)
@@ -99,6 +100,7 @@ class Spoiled:
         return step._replace(obs=self.spoil(step.obs))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [

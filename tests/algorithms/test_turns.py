@@ -370,6 +370,7 @@ def train(root, env, learners, more, seed=3, stop=None, ckpt_path=None):
     return model, trainer.run_folder
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("env", "learners", "more"), RESUMED)
 def test_a_run_that_was_stopped_in_any_turn_and_continued_is_the_run_that_was_not(env, learners, more, tmp_path, capsys):
     expected = train(tmp_path / "whole", env, learners, more)

@@ -87,7 +87,7 @@ def test_a_full_disk_destroys_neither_rows_nor_the_configuration(tmp_path, monke
             write()
         assert error.value.strerror == "No space left on device"
     logger.log_metrics({"b": 1.0}, step=20)
-    assert lines == [f"{logger.file} could not be written (No space left on device): its rows wait until it can be, the run goes on"]
+    assert lines == [f"{logger.file} could not be written (No space left on device): its rows are retried later, the run goes on"]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -121,7 +121,7 @@ def test_rows_that_a_full_disk_refused_are_written_once_it_has_room(tmp_path, ro
     rows = [(row["env_steps"], row["a"], row["b"]) for row in read_rows(logger.file)]
     assert rows == [("10", "1.0", ""), ("20", "2.000000001", ""), ("30", "", "3.0"), ("40", "4.0", ""), ("50", "", "5.0")]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
-    assert lines == [f"{logger.file} could not be written (File too large): its rows wait until it can be, the run goes on"]
+    assert lines == [f"{logger.file} could not be written (File too large): its rows are retried later, the run goes on"]
 
 
 def test_rows_that_wait_at_the_end_of_a_run_are_written_or_counted_as_lost(tmp_path):
@@ -228,7 +228,7 @@ def test_evaluations_that_a_full_disk_refused_are_written_with_the_next_ones(tmp
 
     fit(model, callbacks=[evaluator, Full()])
     assert [int(row["env_steps"]) for row in read_rows(evaluator.file)] == [step for step in range(16, 97, 16) for _ in range(2)]
-    assert lines == [f"{evaluator.file} could not be written (File too large): its rows wait until it can be, the run goes on"]
+    assert lines == [f"{evaluator.file} could not be written (File too large): its rows are retried later, the run goes on"]
 
 
 @pytest.mark.parametrize("content", ["years of work", "env_steps,a\n10,1.0\n"])

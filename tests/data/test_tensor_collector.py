@@ -68,6 +68,7 @@ def collect(kind, environments, mode, n_steps, rollouts, next_obs=False, **netwo
     return [tree_map(torch.clone, collector.collect()) for _ in range(rollouts)], collector
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
 @pytest.mark.parametrize(
     "environment, network",

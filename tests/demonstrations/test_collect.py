@@ -72,6 +72,7 @@ def replayed(model, path, seeds, actions=None):
     player.close()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "env_id", "env", "settings"), KINDS)
 def test_what_is_collected_is_what_the_policy_plays_with_those_seeds(datasets, capfd, checkpoint, algorithm, env_id, env, settings):
     model, path = checkpoint(algorithm, env_id, env, **settings)

@@ -500,6 +500,7 @@ class Ledger:
             self.episodes[-1].update(self.game.rewards)
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CLASSIC])
 def test_a_learner_gets_what_the_game_pays_its_seat(name):
@@ -696,6 +697,7 @@ class Alone(Together):
         return obs, 1.0, *others
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("cls", "line"),
     [
@@ -842,6 +844,7 @@ def test_rewards_of_those_who_did_not_act_are_no_experience():
 # -------------------------------------------------------------------- state
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("cls", [*PARALLEL, *TURNS, Sealed])
 def test_a_stepper_goes_on_from_its_state_as_the_one_that_was_saved(cls):
     saved, other = (stepper_of(cls, 2, max_episode_steps=5) for _ in range(2))

@@ -70,6 +70,7 @@ def flat(step):
     return tree_leaves(step._replace(info={}, final_obs=() if step.final_obs is None else step.final_obs))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("env_id", "num_envs", "settings"),
     [
@@ -157,6 +158,7 @@ def test_lessons_are_refused():
         make("tic_tac_toe")[0].set_lessons({})
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "env_id"), [(PPO, "connect_four"), (DQN, "tic_tac_toe"), (PPO, "kuhn_poker"), (PPO, "rock_paper_scissors")]
 )

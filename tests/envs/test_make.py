@@ -125,6 +125,7 @@ def test_atari_games_are_seen_as_four_grey_frames():
     more.close()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("cores", "settings", "cls"),
     [

@@ -59,6 +59,7 @@ def environments_in_modes():
         yield pytest.param(name, mode, marks=[] if mode == "SAME_STEP" or name in IN_EVERY_MODE else [pytest.mark.slow])
 
 
+@pytest.mark.variants("CartPole", "Pendulum")
 @pytest.mark.parametrize(("name", "mode"), environments_in_modes())
 def test_restored_environments_continue_exactly(name, mode):
     vectorizations = ("sync", "async") if mode == "SAME_STEP" else ("sync",)
@@ -75,6 +76,7 @@ def test_restored_workers_continue_exactly_in_every_mode(name, mode):
     assert is_continued(lambda: make_vector_env(config), config) is None
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization, mode", [("sync", "NEXT_STEP"), ("async", "SAME_STEP")])
 def test_restored_sticky_atari_games_continue_exactly(vectorization, mode):
     config = configured(EnvConfig("ALE/Pong-v5", atari=True, max_episode_steps=100), vectorization, mode)
@@ -90,6 +92,7 @@ def test_a_game_without_sticky_actions_is_restored_from_its_emulator():
     assert is_continued(lambda: make_vector_env(config), config, 30, 40) is None
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("before", range(9, 14))
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_pending_reset_is_restored(vectorization, before):
@@ -210,6 +213,7 @@ for cls in (Hidden, Chance, Drawn, Own, Unsteady):
     gym.register(f"{cls.__name__}State-v0", cls)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization, mode", WAYS)
 def test_an_environment_with_hidden_state_is_replayed(vectorization, mode):
     config = EnvConfig("HiddenState-v0", 2, vectorization, mode)
@@ -277,6 +281,7 @@ def line_between(before: VectorEnv, after: VectorEnv, first: EnvConfig | None = 
     return line
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(
     "change", [{"kwargs": {"g": 5.0}}, {"max_episode_steps": 20}, {"wrappers": ["NormalizeReward"]}, {"frame_stack": 2}]

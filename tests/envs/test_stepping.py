@@ -88,6 +88,7 @@ def same(a: list[list[Transition]], b: list[list[Transition]]) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(*leaves, strict=True))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_all_autoreset_modes_give_the_same_transitions_with_sync_and_async(name):
     first, *others = (story(ENVIRONMENTS[name], *way) for way in WAYS)
@@ -97,6 +98,7 @@ def test_all_autoreset_modes_give_the_same_transitions_with_sync_and_async(name)
         assert same(first, other), f"{way} differs from {WAYS[0]}"
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization, mode", WAYS)
 @pytest.mark.parametrize("period", [1, 3])
 def test_each_transition_is_what_the_script_says(vectorization, mode, period):

@@ -103,6 +103,7 @@ def test_auto_steps_copies_on_the_device_unless_single_ones_are_asked_for():
     assert not isinstance(wrapped.unwrapped, TorchCartPole)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm, env", [(PPO, "Torch/CartPole-v1"), (SAC, "Torch/Pendulum-v1")])
 def test_rollouts_and_replay_learn_from_them_and_are_evaluated_in_gymnasiums(algorithm, env, tmp_path):
     model = algorithm(EnvConfig(env, 16), max_env_steps=1024, **TINY[algorithm])

@@ -78,6 +78,7 @@ def test_copies_that_end_alone_begin_anew_and_leave_the_others_as_they_are():
     assert 0 < lengths.min() < lengths.max() == 60 or len(set(lengths.tolist())) > 1
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("env_id", ["vmas.balance", "vmas.navigation", "vmas.transport", "vmas.ball_passage"])  # the last: one by one
 def test_copies_that_start_together_leave_the_others_bit_for_bit(env_id):
     (started, spaces), (going_on, _) = make(env_id, num_envs=5), make(env_id, num_envs=5)
@@ -118,6 +119,7 @@ def test_seeds_repeat_and_others_do_not_disturb():
     assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(0)))  # the process's draws are its own
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("env_id", [SPREAD, "vmas.balance", "vmas.navigation", "vmas.football"])
 def test_a_state_is_restored_bit_for_bit(env_id):
     stepper, spaces = make(env_id, max_episode_steps=6)
@@ -181,6 +183,7 @@ def test_a_checkpoint_may_name_a_scenario():
     assert find_user_module(SPREAD) is None
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "kwargs", "settings"),
     [(PPO, {}, {"critic_obs": "all"}), (PPO, {"continuous_actions": False}, {}), (SAC, {}, {})],

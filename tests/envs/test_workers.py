@@ -84,6 +84,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failing_worker_loses_one_row_and_starts_a_new_episode(mode, fault):
@@ -270,6 +271,7 @@ envs.step(np.array([0, 2, 0]))  # freezes
 """
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("end", ["exit", "kill after a signal to all"])
 def test_workers_end_with_their_parent(end):
     root = Path(__file__).parents[2]

@@ -73,6 +73,7 @@ FAST = {("masks, memory and a nested action", "onnx"), ("squashed, with memory",
 ROWS = [*((case, "onnx") for case in CASES), *((case, "torch") for case in list(CASES)[:2])]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("case", "format"), [pytest.param(*row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS])
 def test_a_file_does_what_the_policy_does(case, format, exported):
     difference, others = play_both(*exported(case, format))
@@ -128,6 +129,7 @@ def test_safetensors_hold_the_weights_by_their_names_in_the_network(saved, tmp_p
     assert described(path)["check"]["max_abs_difference"] == 0
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_does_something_else_is_refused_and_nothing_is_left_of_it(format, saved, tmp_path, monkeypatch, capfd):
     checkpoint, out = saved(), tmp_path / "out" / "policy"

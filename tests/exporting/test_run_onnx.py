@@ -41,6 +41,7 @@ def returns(checkpoint, env, seeds):
         yield total
 
 
+@pytest.mark.thorough
 def test_the_example_plays_as_the_policy_does_without_torch_and_without_this_package(exported, tmp_path):
     home, nested = "tests.environments:Choosy-v0", {"action": "nested", "period": 7}
     cases = [

@@ -38,6 +38,7 @@ def imported(name, env_id):
     return import_zoo(str(FILES / f"{name}.yml"), env_id)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("path", "name"), ENTRIES)
 def test_every_entry_trains(path, name, tmp_path):
     trains(import_zoo(str(path), name), tmp_path)

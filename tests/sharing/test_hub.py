@@ -84,6 +84,7 @@ def play(policy, rows=5, steps=4):
     return [np.asarray(each) for each in done]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_pushed_acts_as_the_checkpoint_action_for_action(case, hub, checkpoint):
     path = checkpoint(case)

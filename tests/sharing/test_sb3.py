@@ -117,7 +117,7 @@ def test_an_agent_of_theirs_on_the_hub_is_read(hub):  # noqa: F811
     action, _ = lrl.load_policy("hf://sb3/ppo-Pendulum-v1", env="Pendulum-v1").act(observations("Pendulum-v1"))
     assert np.abs(action - np.load(FOLDER / f"{NORMALIZED}.npy")).max() < 1e-6
     assert not any("mp4" in request or "metrics" in request for request in hub.requests)
-    with pytest.raises(SettingError, match="names no environment: give it, --env CartPole-v1"):
+    with pytest.raises(SettingError, match="names no environment: add --env CartPole-v1"):
         lrl.load_policy("hf://sb3/ppo-Pendulum-v1")
     with pytest.raises(SettingError, match=r"it can act here, and not be shared from here"):
         lrl.push("hf://sb3/ppo-Pendulum-v1", REPO)
@@ -202,7 +202,7 @@ def test_a_damaged_or_missing_file_is_one_line_and_status_two(folder, capfd):
     status, _, error = run(f"evaluate --ckpt_path {CARTPOLE} --env CartPol-v1", capfd)
     assert status == 2 and "CartPole" in error
     status, _, error = run(f"evaluate --ckpt_path {CARTPOLE}", capfd)
-    assert status == 2 and "names no environment: give it, --env CartPole-v1" in error
+    assert status == 2 and "names no environment: add --env CartPole-v1" in error
 
 
 def test_a_checkpoint_plays_in_another_environment_with_its_spaces_alone(tmp_path):

@@ -177,6 +177,7 @@ BAD = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("options", BAD)
 def test_wrong_options_are_one_line_before_anything_runs(options, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)

@@ -130,6 +130,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("text", REFUSED)
 def test_values_that_a_setting_does_not_permit_are_refused_before_a_trial(text, tmp_path):
     space = space_of(text, tmp_path)
