@@ -128,26 +128,26 @@ KNOWN = (
     *("ppo/cartpole", "dqn/cartpole", "ppo/mountaincar", "sac/pendulum", "td3/pendulum", "tqc/pendulum", "ppo/lunarlander"),
     *("ppo/halfcheetah", "ppo/hopper", "ppo/walker2d", "ppo/ant", "ppo/swimmer"),
 )
-"""The rows of README's table: what people know."""
+"""The rows of README's table: well-known environments."""
 
 ATTEMPTS: dict[str, str] = {
     "ppo/minigrid_doorkey_rnd": "the most likely actions of seed 1 never reach the goal",
-    "ppo/mountaincar_rnd": "the reference normalizes observations and needs no novelty; without either, every episode here ends at -200",
-    "sac/mountaincar_continuous": "by 0.03, where the error of the mean over our seeds is 0.14",
+    "ppo/mountaincar_rnd": "the reference normalizes observations and needs no RND; without either, every episode here ends at -200",
+    "sac/mountaincar_continuous": "by 0.03; the error of the mean over our seeds is 0.14",
     "sac/lunarlander_continuous": "with a fifth of the reference's steps; Stable-Baselines3 with the same settings and steps is lower",
-    "tqc/lunarlander_continuous": "with little more than half of the reference's steps",
-    "ppo/minatar_breakout": "a tenth of the reference's steps; pqn/minatar_breakout reaches three times as much in them",
-    "a2c/lunarlander": "A2C is weak here; PPO is the one to take",
-    **{f"{name}/pendulum": "offline, from a set whose mean return is -1,109" for name in ("bc", "td3_bc", "iql", "awac", "cql")},
-    "ppo/simple_spread": "per agent, where random moves reach -52.4 in the same episodes",
-    "ppo/tictactoe": "wins minus losses against random moves; the best answer to them reaches 0.96",
+    "tqc/lunarlander_continuous": "with slightly more than half of the reference's steps",
+    "ppo/minatar_breakout": "a tenth of the reference's steps; pqn/minatar_breakout reaches three times as much in as many steps",
+    "a2c/lunarlander": "A2C is weak here; use PPO",
+    **{f"{name}/pendulum": "offline, from a dataset with a mean return of -1,109" for name in ("bc", "td3_bc", "iql", "awac", "cql")},
+    "ppo/simple_spread": "per agent; random moves reach -52.4 in the same episodes",
+    "ppo/tictactoe": "wins minus losses against random moves; the best response to them reaches 0.96",
     "ppo/connect_four": "wins minus losses against random moves",
-    **{f"{algorithm}/hybrid1d": "a choice and a number at once; 1.02 is the best there is" for algorithm in ("ppo", "sac")},
-    **{f"{algorithm}/memory1d": "1.02 is the best there is; below 0 without memory" for algorithm in ("ppo", "sac")},
-    "poca/sacrifice": "per agent; 0.35 is the best there is",
-    "ppo/vmas_simple_spread": "per agent, where random moves reach -577",
-    "multi_agent/speaker_listener_independent": "per agent, of PPO twice; 100,000 steps of agents",
-    "multi_agent/speaker_listener": "per agent, with critics that see what both see; 1,000,000 steps of agents",
-    "multi_agent/simple_adversary": "the mean of two behaviors that want opposite things",
+    **{f"{algorithm}/hybrid1d": "discrete and continuous actions at once; 1.02 is the maximum" for algorithm in ("ppo", "sac")},
+    **{f"{algorithm}/memory1d": "1.02 is the maximum; below 0 without memory" for algorithm in ("ppo", "sac")},
+    "poca/sacrifice": "per agent; 0.35 is the maximum",
+    "ppo/vmas_simple_spread": "per agent; random moves reach -577",
+    "multi_agent/speaker_listener_independent": "per agent, two independent PPO learners; 100,000 agent steps",
+    "multi_agent/speaker_listener": "per agent, with critics that see both observations; 1,000,000 agent steps",
+    "multi_agent/simple_adversary": "the mean of two behaviors with opposite goals",
 }
-"""Why a row is not as good, or is not measured; what its return is."""
+"""Remarks on rows: why one is not as good or not measured, and what its return means."""

@@ -327,7 +327,7 @@ def table() -> str:
 
 def short_table() -> str:
     """README's."""
-    head = "| config | return of the best checkpoint, a number a seed | environment steps | minutes | reference |"
+    head = "| config | return of the best checkpoint, one number per seed | environment steps | minutes | reference |"
     return "\n".join([head, "|---|---|---|---|---|", *(short_line(config) for config in KNOWN)])
 
 

@@ -1,4 +1,4 @@
-"""Lightning's own example of reinforcement learning, DQN on CartPole, as an algorithm of this library: see docs/coming_from.md."""
+"""Lightning's own reinforcement learning example, DQN on CartPole, as an algorithm of this library: see docs/coming_from.md."""
 
 from dataclasses import dataclass
 

@@ -70,7 +70,7 @@ def train(
         with torch.no_grad():
             log_prob, value = network.log_prob_and_value(obs, action)
             next_value = value[1:].clone()
-            for (t, env), final in final_observations.items():  # the final observation, where an episode ended
+            for (t, env), final in final_observations.items():  # bootstrap from the final observation of an episode
                 next_value[t, env] = network.value(torch.as_tensor(final, dtype=torch.float32))
         ended = torch.from_numpy(terminated | truncated).unsqueeze(-1)
         discount = gamma * ~torch.from_numpy(terminated).unsqueeze(-1)

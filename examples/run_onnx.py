@@ -5,8 +5,8 @@
     python examples/run_onnx.py policy.onnx --env CartPole-v1 --episodes 10
 
 A policy takes the observations of `env.reset` and `env.step`, with a batch dimension in front, and returns actions for `env.step`.
-`policy.onnx.json` lists its inputs and outputs in order: the leaves of the observation (dicts by sorted keys), `action_mask` where
-the environment masks actions, and the memory of a recurrent policy: zeros at the start of an episode, then the output of the previous step.
+`policy.onnx.json` lists its inputs and outputs in order: the leaves of the observation (dicts by sorted keys), `action_mask` if the
+environment masks actions, and the memory of a recurrent policy (zeros at the start of an episode, then the output of the previous step).
 """
 
 import argparse
@@ -21,7 +21,7 @@ import onnxruntime
 
 
 class WrongInputError(Exception):
-    """A mistake of the user, described in one line."""
+    """A user error, described in one line."""
 
 
 class Policy:
@@ -32,7 +32,7 @@ class Policy:
         if not os.path.isfile(path):
             raise WrongInputError(f"there is no file {path}")
         if not os.path.isfile(f"{path}.json"):
-            raise WrongInputError(f"there is no {path}.json, which lightning-rl export writes beside a policy")
+            raise WrongInputError(f"there is no {path}.json, which lightning-rl export writes next to a policy")
         try:
             with open(f"{path}.json", encoding="utf-8") as file:
                 self.description = json.load(file)
@@ -42,7 +42,7 @@ class Policy:
         try:
             self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no common base
-            raise WrongInputError(f"{path} is not a model of ONNX ({error})") from error
+            raise WrongInputError(f"{path} is not an ONNX model ({error})") from error
 
     def reset(self):
         """Reset the memory at the start of an episode."""
@@ -60,7 +60,7 @@ class Policy:
 
 
 def leaves(obs):
-    """Return the arrays of an observation, a dict's in the order of its keys."""
+    """Return the arrays of an observation; those of a dict in the order of its sorted keys."""
     if isinstance(obs, dict):
         return [leaf for key in sorted(obs, key=str) for leaf in leaves(obs[key])]
     return [leaf for child in obs for leaf in leaves(child)] if isinstance(obs, tuple) else [obs]
@@ -123,7 +123,7 @@ def make(policy, env_id):
     except gym.error.NamespaceNotFound as error:
         raise WrongInputError(f"{env_id} is not a registered environment; add --import PACKAGE, the one that registers it") from error
     except gym.error.UnregisteredEnv as error:
-        raise WrongInputError(f"{env_id} is not a registered environment ({error}); one of your own: add --import MODULE") from error
+        raise WrongInputError(f"{env_id} is not a registered environment ({error}); your own: add --import MODULE") from error
     except Exception as error:  # the constructor of an environment may raise anything
         raise WrongInputError(f"{env_id} cannot be built ({type(error).__name__}: {error})") from error
 
@@ -135,14 +135,14 @@ def check_fits(policy, env):
     for what, sample, ports in [("observation", obs, policy.inputs), ("action", env.action_space.sample(), policy.outputs)]:
         given, taken = [np.shape(leaf) for leaf in leaves(sample)], [tuple(port["shape"][1:]) for port in ports if port["role"] == what]
         if sorted(given) != sorted(taken):
-            raise WrongInputError(f"{env.spec.id} has other {what}s than this policy: of shape {given}, not {taken}")
+            raise WrongInputError(f"{env.spec.id} has other {what}s than this policy: shapes {given} instead of {taken}")
 
 
 def run(options):
     """Play the requested episodes."""
     if options.episodes < 1:
         raise WrongInputError(f"--episodes must be at least 1, got {options.episodes}")
-    sys.path.append(os.getcwd())  # where a module of your own lies, also that of my_module:MyEnv-v0
+    sys.path.append(os.getcwd())  # to find your own modules, also that of my_module:MyEnv-v0
     if options.module:
         try:
             importlib.import_module(options.module)
@@ -158,7 +158,7 @@ def run(options):
 
 def main():
     parser = argparse.ArgumentParser(description="Play episodes with an exported policy.")
-    parser.add_argument("policy", help="a file of `lightning-rl export --format onnx`, with its .json next to it")
+    parser.add_argument("policy", help="a file written by `lightning-rl export --format onnx`, with its .json next to it")
     parser.add_argument("--env", help="the environment's id (default: the one that the policy was trained in)")
     parser.add_argument("--import", dest="module", help="a module to import first, which registers the environment")
     parser.add_argument("--episodes", type=int, default=5)

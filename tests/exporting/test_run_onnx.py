@@ -100,13 +100,13 @@ def policy(exported, tmp_path):
     [
         ("gone.onnx", "there is no file gone.onnx"),
         (".", "there is no file ."),
-        ("alone.onnx", "there is no alone.onnx.json, which lightning-rl export writes beside a policy"),
-        ("a.ckpt", "there is no a.ckpt.json, which lightning-rl export writes beside a policy"),
+        ("alone.onnx", "there is no alone.onnx.json, which lightning-rl export writes next to a policy"),
+        ("a.ckpt", "there is no a.ckpt.json, which lightning-rl export writes next to a policy"),
         ("garbage.onnx", "garbage.onnx.json does not describe a policy"),
         ("other.onnx", "other.onnx.json does not describe a policy"),
         ("a.onnx.json", "there is no a.onnx.json.json"),
         ("a.onnx --env CartPol-v1", "CartPol-v1 is not a registered environment (Environment `CartPol` doesn't exist. Did you mean"),
-        ("a.onnx --env Pendulum-v1", "Pendulum-v1 has other observations than this policy: of shape [(3,)], not [(4,)]"),
+        ("a.onnx --env Pendulum-v1", "Pendulum-v1 has other observations than this policy: shapes [(3,)] instead of [(4,)]"),
         ("theirs.onnx --env Blackjack-v1", "Blackjack-v1 has other observations than this policy"),
         ("a.onnx --env nowhere:Env-v0", "Env-v0 cannot be built"),
         ("a.onnx --import nowhere", "--import nowhere: No module named 'nowhere'"),
@@ -135,4 +135,4 @@ def test_a_file_that_is_not_a_model_is_named(policy, monkeypatch, capsys):
     policy.write_text("no model")
     assert run_onnx.main() == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {policy} is not a model of ONNX") and err.count("\n") == 1
+    assert err.startswith(f"error: {policy} is not an ONNX model") and err.count("\n") == 1
