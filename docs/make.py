@@ -1,4 +1,4 @@
-"""The pages of `docs/algorithms/`, made from docstrings, configs and the README's table: `python docs/make.py` writes them."""
+"""Write the pages of `docs/algorithms/` from docstrings, configs and the README's table: `python docs/make.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORMULAS = {
     "BehavioralCloning": tuple(f"losses.offline.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
     "DAgger": tuple(f"losses.offline.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
 }
-"""The pure functions that the loss of each algorithm, or what it is compared with, is made of."""
+"""The pure functions that compute the loss of each algorithm and its targets."""
 EXAMPLES = {
     "PPO": ("ppo/cartpole", "Acrobot-v1", ""),
     "A2C": ("a2c/cartpole", "Acrobot-v1", ""),
@@ -61,11 +61,11 @@ EXAMPLES = {
     "BehavioralCloning": ("bc/cartpole", "CartPole-v1", " --model.dataset cartpole/expert-v0"),
     "DAgger": ("dagger/cartpole", "CartPole-v1", " --model.teacher zoo:ppo/cartpole --model.max_env_steps 5000"),
 }
-"""A packaged config of each algorithm, an environment to begin with, and what else that needs."""
+"""A packaged config of each algorithm, an environment for a first run, and further options of that command."""
 
 
 def pages() -> dict[str, str]:
-    """All pages, by their paths below `docs/`."""
+    """Return all pages, by their paths below `docs/`."""
     algorithms = {f"algorithms/{module.rpartition('.')[2]}.md": page(name) for name, module in lightning_rl.ALGORITHMS.items()}
     return algorithms | {"algorithms/common.md": common()}
 
@@ -93,10 +93,10 @@ def page(name: str) -> str:
         "## Metrics",
         f"In addition to those of [every algorithm](common.md): {metrics}",
         "## Details",
-        f"[{file}](../../lightning_rl/algorithms/{file}) holds the loop and the losses; these functions hold their arithmetic:",
+        f"[{file}](../../lightning_rl/algorithms/{file}) has the loop and the losses; these functions do the arithmetic:",
         details(name),
         "## Results",
-        "What packaged configs reached, and on [the zoo's page](../zoo.md) what others report:",
+        "Results of the packaged configs; [the zoo](../zoo.md) compares them with published results:",
         configs(name),
         "## Replicate",
         replicate(name),
@@ -105,9 +105,9 @@ def page(name: str) -> str:
 
 
 def common() -> str:
-    """Write the page of what all algorithms share."""
+    """Write the page of settings and metrics that all algorithms share."""
     metrics, settings = sections(lightning_rl.Algorithm)[1], own_settings(lightning_rl.Algorithm)
-    head = "Settings and metrics that all algorithms share, unless their own pages say otherwise."
+    head = "Settings and metrics that all algorithms share, except where their own pages differ."
     return "\n\n".join(["# Every algorithm", head, "## Settings", table(lightning_rl.Algorithm, settings), "## Metrics", metrics]) + "\n"
 
 
@@ -117,7 +117,7 @@ def docstring(thing: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text as Markdown, addresses as links; bars, asterisks and angles outside of code are no markup."""
+    """Return a text as Markdown with URLs as links; escape bars, asterisks and angle brackets outside of code."""
     parts = inspect.cleandoc(text).split("`")
     parts[::2] = [re.sub(r"([*|<_{}])", r"\\\1", part) for part in parts[::2]]
     return re.sub(r"(https://[^\s,)]+)", r"<\1>", "`".join(parts))
@@ -130,7 +130,7 @@ def sections(cls: type) -> tuple[str, str]:
 
 
 def own_settings(cls: type) -> dict[str, str]:
-    """Return the settings that an algorithm does not take over from `Algorithm` as they are, with the text below each."""
+    """Return the settings that an algorithm defines or changes with respect to `Algorithm`, with the text below each."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__[: 1 if cls is lightning_rl.Algorithm else cls.__mro__.index(lightning_rl.Algorithm)]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
@@ -150,7 +150,7 @@ def table(cls: type, settings: dict[str, str]) -> str:
 
 
 def default_text(value: Any) -> str:
-    """Return a default as one would write it in a config; nothing for one that is required, and for objects."""
+    """Return a default as written in a config; an empty text for required settings and for objects."""
     if value is None or isinstance(value, bool):
         return f"`{ ({None: 'null', True: 'true', False: 'false'}[value]) }`"
     if isinstance(value, int):
@@ -167,7 +167,7 @@ def equations(cls: type) -> str:
 
 
 def details(name: str) -> str:
-    """Quote the docstrings of the pure functions that the algorithm's losses call, and say where they are."""
+    """Quote the docstrings of the pure functions that the algorithm's losses call, with links to their files."""
     lines = []
     for path in FORMULAS[name]:
         module, _, function = path.rpartition(".")
@@ -177,13 +177,13 @@ def details(name: str) -> str:
 
 
 def example(name: str) -> str:
-    """Return a command that learns with default settings."""
+    """Return a command that trains with default settings."""
     env, more = EXAMPLES[name][1:]
     return f"```bash\nlightning-rl fit --model {name} --model.env.id {env}{more}\n```"
 
 
 def replicate(name: str) -> str:
-    """Return the commands that gave a result, for one seed; 2 and 3 were run too."""
+    """Return the commands that produced a result, for seed 1; seeds 2 and 3 were run too."""
     config = EXAMPLES[name][0]
     settings = read_config(config)["model"]["init_args"]["env"]
     env_id = settings if isinstance(settings, str) else settings["id"]
@@ -193,7 +193,7 @@ def replicate(name: str) -> str:
 
 
 def in_a_line(function: Any) -> str:
-    """Return a function's docstring without arguments and errors."""
+    """Return a function's docstring in one line, without arguments and errors."""
     return " ".join(re.split(r"\n(?:Args|Raises):\n", docstring(function))[0].split()).removeprefix("Return ")
 
 

@@ -1,6 +1,6 @@
-"""Pages of the site that are made from other files: the README as the first one, the reference, and the code that pages link to.
+"""Generate pages of the site from other files: the README as the first page, the reference, and code that pages link to.
 
-On a plain host of git these links lead into the repository; on the site a page shows the file.
+On a git host these links lead into the repository; on the site a page shows the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROUPS = {
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made here, and files that pages link to."""
+    """Add the generated pages, and the files that pages link to."""
     made = {"index.md": "---\nhide: [navigation, toc]\n---\n" + (ROOT / "README.md").read_text("utf-8"), "reference.md": reference()}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
@@ -46,7 +46,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Let links into the repository lead to the pages that show those files."""
+    """Redirect links into the repository to the pages that show those files."""
     here = page.file.src_uri
 
     def lead(found: re.Match[str]) -> str:
@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if target is None:
             return found[0]
         if (ROOT / target).is_dir():
-            return "]"  # a folder is no page
+            return "]"  # a folder has no page
         place = page_of(target) if (ROOT / target).suffix in LANGUAGES else f"source/{target}"
         return f"]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{found[2] or ''})"
 
@@ -64,7 +64,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def resolve(page: str, link: str) -> str | None:
-    """Return the path in the repository of what a page links to outside of `docs/`; None for another page."""
+    """Return the repository path of a link to a file outside `docs/`; None for links to other pages."""
     base = "" if page == "index.md" else posixpath.dirname(f"docs/{page}")
     target = posixpath.normpath(posixpath.join(base, link))
     return None if target.startswith("docs/") or not (ROOT / target).exists() else target
@@ -81,8 +81,11 @@ def show(file: Path) -> str:
 
 
 def reference() -> str:
-    """Return the page with everything that `import lightning_rl as lrl` offers."""
-    parts = ["# Reference", "What `import lightning_rl as lrl` offers. Settings of algorithms have texts on the pages of algorithms."]
+    """Return the page with everything that `import lightning_rl as lrl` provides."""
+    parts = [
+        "# Reference",
+        "Everything that `import lightning_rl as lrl` provides. The settings of algorithms are described on the pages of algorithms.",
+    ]
     for title in GROUPS:
         parts.append(f"## {title}")
         for name, module in EXPORTS.items():
@@ -93,5 +96,5 @@ def reference() -> str:
 
 
 def belongs(module: str, packages: tuple[str, ...]) -> bool:
-    """Return whether a module lies in one of some packages."""
+    """Return whether a module is in one of the given packages."""
     return any(f"{module}.".startswith(f"lightning_rl.{package}.") for package in packages)

@@ -1,8 +1,8 @@
-"""Trace the way of one iteration, from the environment's step to changed weights, and write it into docs/how_it_works.md.
+"""Trace one iteration, from the environment's step to changed weights, and write the trace into docs/how_it_works.md.
 
     python docs/way.py
 
-A function is what `def` makes, with the lambdas and comprehensions in it.
+Lambdas and comprehensions count as part of the function that contains them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Way = dict[str, list[str]]
 def way(name: str, at: int = 3) -> Way:
     """Run some iterations of an algorithm with default settings but small batches, and trace one from its first step to its last update.
 
-    Losses are not compiled: their functions would not be entered one by one.
+    Losses are not compiled, so that their functions are entered one by one.
 
     Args:
         name: of the algorithm.
-        at: which iteration: actors are made in the first one.
+        at: the iteration to trace; actors are created in the first one.
 
     Returns:
         The functions entered, by the file's path in the package, both in the order of first entry.
