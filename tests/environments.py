@@ -260,6 +260,7 @@ class Anything(gym.Env):
         "box": Box(np.float32([-2, 0]), np.float32([1, 10])),
         "hybrid": Dict({"choice": Discrete(3), "turn": Box(-2, 2, (2,), np.float32)}),
         "nested": Tuple((Box(0, 1, (1,), np.float32), Dict({"bits": MultiBinary(2), "pair": MultiDiscrete([2, 4])}), Discrete(2))),
+        "wrapped": Tuple((Dict({"turn": Box(-2, 2, (2,), np.float32)}),)),
     }
 
     def __init__(self, observation: str = "vector", action: str = "discrete", reward: float = 1.0) -> None:

@@ -414,6 +414,13 @@ def test_critics_get_stored_actions_of_the_environment_in_their_places():
     torch.testing.assert_close(actions.continuous(stored), torch.from_numpy(unit), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("tree", [lambda action: (action,), lambda action: {"a": (action,)}])
+def test_a_tree_whose_only_leaf_is_a_box_gives_critics_the_same_vector_as_the_box(tree):
+    space = Tuple([LOPSIDED]) if isinstance(tree(0), tuple) else Dict(a=Tuple([LOPSIDED]))
+    action = torch.tensor([[0.5, -1.0, 0.25]])
+    assert SoftActions(make_distribution(space, "squashed_normal")).continuous(tree(action)) is action
+
+
 @pytest.mark.parametrize(
     ("space", "multiplier", "scale", "targets"),
     [

@@ -96,7 +96,7 @@ class SoftActions(nn.Module):
     def continuous(self, action: Tree) -> Tensor | None:
         """Return the continuous dimensions `[B, A]` of stored actions; None where there are none."""
         if self.boxes == [True]:
-            return action
+            return tree_leaves(action)[0]
         actions = [part for box, part in zip(self.boxes, self.distribution.flat(action), strict=True) if box]
         return _join(actions) if actions else None
 

@@ -397,7 +397,7 @@ def test_a_checkpoint_brings_targets_and_temperature_back_for_the_next_run(algor
     "algorithm, observation, action",
     [
         *((algorithm, observation, None) for algorithm in OFF_POLICY for observation in ("image", "one-hot", "bits", "dict")),
-        *((SAC, "vector", action) for action in ("discrete", "multi-discrete", "multi-binary", "box", "hybrid", "nested")),
+        *((SAC, "vector", action) for action in ("discrete", "multi-discrete", "multi-binary", "box", "hybrid", "nested", "wrapped")),
         (SAC, "dict", "nested"),
         (DQN, "vector", "discrete"),
         (TD3, "vector", "box"),
