@@ -359,7 +359,8 @@ def to_plain(space: Space) -> dict[str, Any]:
         low, high = (_compact(bound) for bound in (space.low, space.high))
         return {"type": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
     if isinstance(space, Discrete):
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+        dtype = {} if space.dtype == np.int64 else {"dtype": str(space.dtype)}
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), **dtype}
     if isinstance(space, MultiDiscrete):
         return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
     if isinstance(space, MultiBinary):
@@ -378,7 +379,8 @@ def from_plain(plain: dict[str, Any]) -> Space:
         shape, dtype = tuple(plain["shape"]), np.dtype(plain["dtype"]).type
         return Box(_expand(plain["low"], shape, dtype), _expand(plain["high"], shape, dtype), shape, dtype)
     if kind == "Discrete":
-        return Discrete(plain["n"], start=plain["start"])
+        dtype = {"dtype": np.dtype(plain["dtype"])} if "dtype" in plain else {}
+        return Discrete(plain["n"], start=plain["start"], **dtype)
     if kind == "MultiDiscrete":
         return MultiDiscrete(plain["nvec"], plain["dtype"], start=plain["start"])
     if kind == "MultiBinary":

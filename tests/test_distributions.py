@@ -17,6 +17,7 @@ SPACES = {
     "discrete": Discrete(4, start=-2),
     "multi_discrete": MultiDiscrete([3, 2, 4], start=[1, -1, 0]),
     "multi_discrete of 2 dimensions": MultiDiscrete([[2, 3], [4, 2]], start=[[1, 2], [3, 4]]),
+    "short discrete": Discrete(5, start=-2, dtype=np.int32),
     "short multi_discrete": MultiDiscrete([3, 2], dtype=np.int32),
     "bits": MultiBinary(3),
     "grid of bits": MultiBinary([2, 3]),

@@ -30,6 +30,7 @@ SPACES = {
     "image": Box(0, 255, (84, 84, 3), np.uint8),
     "integers": Box(np.array([[0, 1], [2, 3]]), np.array([[5, 6], [7, 8]]), dtype=np.int16),
     "discrete": Discrete(5, start=-2),
+    "short discrete": Discrete(5, start=-2, dtype=np.int32),
     "multi_discrete": MultiDiscrete([3, 4], start=[1, -1]),
     "multi_discrete of 2 dimensions": MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32, start=[[1, 2], [3, 4]]),
     "bits": MultiBinary(4),

@@ -145,7 +145,7 @@ class Categorical(DiscreteDistribution):
 
     def __init__(self, space: Discrete) -> None:
         super().__init__([int(space.n)], int(space.n))
-        self.start = int(space.start)
+        self.start, self.dtype = int(space.start), space.dtype
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return self.draw(masked(x, mask), self.noise(x, generator))
@@ -181,7 +181,8 @@ class Categorical(DiscreteDistribution):
         return functional.one_hot(action, self.num_inputs).float()
 
     def to_env(self, action: Any) -> Any:
-        return action + self.start  # never the array that is kept: an environment may write into its actions
+        action = action + self.start  # never the array that is kept: an environment may write into its actions
+        return action if self.dtype == np.int64 else cast(action, self.dtype)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         return action.astype(np.int64) - self.start
