@@ -116,6 +116,22 @@ def test_actions_are_converted_for_the_environment(space, sampled, expected):
     np.testing.assert_allclose(actions, expected)
 
 
+def test_random_actions_are_uniform_in_the_dimensions_with_bounds_and_normal_in_those_without():
+    low, high = np.array([0, -np.inf, -np.inf, -3e38], np.float32), np.array([4, 1, np.inf, 3e38], np.float32)
+    distribution = make_distribution(Box(low, high), log_std_init=math.log(2))
+    action = distribution.random(torch.zeros(20_000, 4), (), seeded())
+    bounded, *others = action.detach().T
+    assert bounded.min() >= 0 and bounded.max() <= 4
+    assert (bounded.mean().item(), bounded.var().item()) == (pytest.approx(2, abs=0.05), pytest.approx(16 / 12, abs=0.05))
+    for each in others:  # without bounds, or with some whose difference is no number: μ = 0, σ = 2
+        assert (each.mean().item(), each.std().item()) == (pytest.approx(0, abs=0.05), pytest.approx(2, abs=0.05))
+
+
+def test_random_actions_between_bounds_that_float32_does_not_hold_are_numbers():
+    distribution = make_distribution(Box(-1e300, 1e300, (2,), np.float64))
+    assert distribution.random(torch.zeros(9, 2), (), seeded()).isfinite().all()
+
+
 def test_a_squashed_action_spans_the_box():
     u = np.array([[-30, 0, 30], [math.atanh(0.5), 30, -30]], np.float32)
     actions = make_distribution(LOPSIDED, "tanh_normal").to_env(u)
@@ -302,6 +318,15 @@ def test_an_action_space_without_a_distribution_is_refused_in_one_line(space):
     with pytest.raises(SettingError, match=r"^the action space .* is not supported; use") as error:
         make_distribution(space)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "space", [Box(-1, 1, (0,)), Box(-1, 1, (2, 0)), MultiDiscrete(np.zeros(0, int)), Tuple([Discrete(2), Box(0, 1, (0,))])]
+)
+@pytest.mark.parametrize("action_dist", ["clipped_normal", "squashed_normal", "noisy"])
+def test_an_action_space_without_any_action_is_refused_in_one_line(space, action_dist):
+    with pytest.raises(SettingError, match=r"^the action space (Box|MultiDiscrete).* is empty; an algorithm needs something to do$"):
+        make_distribution(space, action_dist)
 
 
 def test_settings_that_do_not_fit_are_refused():

@@ -305,6 +305,8 @@ def test_spaces_that_do_not_fit_are_refused_in_one_line():
         make_distribution(unbounded, "squashed_normal")
     with pytest.raises(SettingError, match=r"^TD3 needs a bounded Box, got Box\(2,\); use PPO$"):
         make_distribution(unbounded, "noisy")
+    with pytest.raises(SettingError, match=r"^a policy of IQL or AWAC needs a bounded Box, got Box\(2,\); use PPO$"):
+        make_distribution(unbounded, "unit_normal")
     with pytest.raises(SettingError, match=r"^DQN and PQN need a Discrete action space, got Box\(3,\); use SAC, TD3 or PPO$"):
         make_epsilon_greedy(LOPSIDED)
     with pytest.raises(SettingError, match=r"^DQN and PQN need a Discrete action space, got MultiBinary\(3\); use SAC or PPO$"):

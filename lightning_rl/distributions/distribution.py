@@ -104,7 +104,7 @@ class Distribution(nn.Module):
         raise NotImplementedError
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        """Draw an action for each row whatever x is: uniform where the space has bounds."""
+        """Draw an action for each row whatever x is: uniform in all dimensions with bounds."""
         raise NotImplementedError
 
     def flat(self, tree: Tree) -> list[Tree]:

@@ -89,16 +89,17 @@ class DiagonalGaussian(Gaussian):
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
         super().__init__(space, log_std_init)
         self.shape, self.low_bound, self.high_bound = space.shape, space.low, space.high
-        self.bounded = space.is_bounded()
+        with np.errstate(over="ignore"):
+            self.bounded = bool(np.isfinite(space.high.astype(np.float32) - space.low.astype(np.float32)).all())
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
         return self.evaluate_gaussian(x, action)
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        if not self.bounded:
-            return self.sample(torch.zeros_like(x), mask, generator)
         low, high = self._bounds(x)
-        return low + (high - low) * torch.empty_like(x).uniform_(generator=generator)
+        normal = low if self.bounded else self.noise(x, generator)
+        uniform = low + (high - low) * torch.empty_like(x).uniform_(generator=generator)
+        return torch.where((high - low).isfinite(), uniform, normal)
 
     def _bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         low, high = (like(x, bound).to(x.dtype).flatten() for bound in (self.low_bound, self.high_bound))
@@ -227,7 +228,7 @@ class UnitGaussian(UnitActions, Gaussian):
     """
 
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
-        super().__init__(space, "action_dist unit_normal")
+        super().__init__(space, "a policy of IQL or AWAC")
         nn.init.constant_(self.log_std, log_std_init)
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:

@@ -123,6 +123,8 @@ def make_distribution(
     if sde is not None:
         boxes = {name: partial(cls, log_std_init=log_std_init, num_features=num_features, sde=sde) for name, cls in EXPLORING.items()}
     check_choice("action_dist", action_dist, boxes)
+    if isinstance(space, Box | MultiDiscrete | MultiBinary) and 0 in space.shape:
+        raise SettingError(f"the action space {short(space)} is empty; an algorithm needs something to do")
     if isinstance(space, Dict | Tuple) and len(space):
         children: Iterable[Space] = space.values() if isinstance(space, Dict) else space
         return Joint(space, [make_distribution(child, action_dist, log_std_init, sde, num_features) for child in children])

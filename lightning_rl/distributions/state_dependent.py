@@ -51,7 +51,6 @@ class StateDependent(Continuous):
     Whoever draws without `Exploration` gets the noise of each row from a θ of its own.
     """
 
-    bounded = True
     exploration: Tensor | None = None
     """θ / σ of each row `[N, L, A]`, while an environment's actor draws."""
 
@@ -72,6 +71,9 @@ class StateDependent(Continuous):
         variance = z.square() @ self.std().square()
         return mean, 0.5 * (variance + MIN_VARIANCE).log().expand_as(mean)
 
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        return x.new_empty(*x.shape[:-1], self.num_parts).normal_(generator=generator)
+
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         mean, log_std = self.moments(x)
         if self.exploration is None:
@@ -80,8 +82,7 @@ class StateDependent(Continuous):
         return self.draw(mean, (x[..., None, self.num_parts :] @ theta).squeeze(-2))
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        mean = x[..., : self.num_parts]
-        return super().random(mean, mask, generator) if self.bounded else torch.empty_like(mean).normal_(generator=generator)
+        return super().random(x[..., : self.num_parts], mask, generator)
 
 
 class StateDependentGaussian(StateDependent, DiagonalGaussian):
@@ -98,9 +99,6 @@ class StateDependentSquashed(StateDependent, SquashedGaussian):
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = super().moments(x)
         return mean.clamp(-MAX_MEAN, MAX_MEAN), log_std
-
-    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        return x.new_empty(*x.shape[:-1], self.num_parts).normal_(generator=generator)
 
     def draw(self, x: Tensor, noise: Tensor) -> Tensor:  # type: ignore[override]
         return (x + noise).tanh()
