@@ -291,10 +291,14 @@ def unknown_parts(space: Space, obs: Tree) -> list[str]:
     return [name for name in obs if name not in space.spaces and name != MASK] if isinstance(space, Dict) else []
 
 
-def is_outside(space: Space, obs: np.ndarray) -> bool:
-    """Return whether any number is none of a Discrete space's, or would wrap in the dtype of another space of whole numbers."""
-    if isinstance(space, Discrete):
-        return bool(((obs < space.start) | (obs >= space.start + space.n)).any())
+def is_outside(space: Space, obs: Tree) -> bool:
+    """Return whether any number of an observation, or a batch, is none of a Discrete or MultiDiscrete space's, or would wrap in the dtype
+    of another space of whole numbers."""
+    if isinstance(space, Dict | Tuple):
+        return any(is_outside(child, obs[name]) for name, child in (space.items() if isinstance(space, Dict) else enumerate(space)))
+    if isinstance(space, Discrete | MultiDiscrete):
+        sizes = space.n if isinstance(space, Discrete) else space.nvec
+        return bool(((obs < space.start) | (obs >= space.start + sizes)).any())
     if space.dtype is None or space.dtype.kind not in "iu" or np.can_cast(obs.dtype, space.dtype):
         return False
     limits = np.iinfo(space.dtype)

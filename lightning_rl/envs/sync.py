@@ -34,7 +34,8 @@ class Contract:
 
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
-        if obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.char in self.codes:
+        is_usual = obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.char in self.codes
+        if is_usual and not is_outside(self.space, obs):
             return
         for what in mismatches(self.space, obs):
             raise SettingError(shorten(f"{self.who}: {what}", 190, placeholder=" …"))
@@ -214,10 +215,10 @@ class TurnVectorEnv(SyncVectorEnv):
                 if not is_usual:
                     self.contracts[row].check_obs(obs)
                 self.stacked[row] = obs
-            if is_outside(self.single_observation_space, self.stacked):
-                self._check_all()
         else:
             self._stack()
+        if is_outside(self.single_observation_space, self.stacked):
+            self._check_all()
         return self.stacked, rewards, *ends, infos
 
     def close_extras(self, **_: Any) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 from lightning_rl import PPO, EnvConfig, SettingError
 from lightning_rl.callbacks.evaluation import make_player
@@ -42,6 +42,26 @@ ODD = {
     "a number as a text": ({"space": Discrete(3), "obs": "1"}, "the observation is '1', and its space ()"),
     "a number in a list": ({"space": Discrete(3), "obs": np.array([1])}, "the observation has shape (1,), and its space ()"),
     "a number outside": ({"space": Discrete(3, start=1), "obs": 4}, "the observation is 4, and its space Discrete(3, start=1)"),
+    "a number outside in an array": (
+        {"space": Discrete(3, start=1), "obs": np.array(4)},
+        "the observation is 4, and its space Discrete(3, start=1)",
+    ),
+    "a choice outside": (
+        {"space": MultiDiscrete([3, 3]), "obs": np.array([3, 0])},
+        "the observation is [3 0], and its space MultiDiscrete([3 3])",
+    ),
+    "a choice before the first": (
+        {"space": MultiDiscrete([3, 3], start=[1, 1]), "obs": np.array([1, 0])},
+        "the observation is [1 0], and its space MultiDiscrete([3 3], start=[1 1])",
+    ),
+    "a part that is a number outside": (
+        {"space": BODY, "obs": {"arm": np.zeros(4), "mode": 3}},
+        "the observation 'mode' is 3, and its space Discrete(3)",
+    ),
+    "a part that is a choice outside": (
+        {"space": Tuple([MultiDiscrete([2, 2])]), "obs": (np.array([0, 2]),)},
+        "the observation '0' is [0 2], and its space MultiDiscrete([2 2])",
+    ),
     "a fraction as a number": ({"space": Discrete(3), "obs": 1.5}, "the observation is float64, and its space int64"),
     "numbers beyond bytes": (
         {"space": BYTES, "obs": np.array([300, -1])},
@@ -136,7 +156,16 @@ def test_a_wrong_return_value_of_a_sync_environment_is_reported_with_its_name(ca
 
 
 @pytest.mark.parametrize(
-    "case", ["a scalar observation", "a part of another shape", "a reward as a text", "numbers beyond bytes", "a part beyond 16 bits"]
+    "case",
+    [
+        "a scalar observation",
+        "a part of another shape",
+        "a reward as a text",
+        "numbers beyond bytes",
+        "a part beyond 16 bits",
+        "a choice outside",
+        "a part that is a choice outside",
+    ],
 )
 def test_a_wrong_return_value_in_a_worker_is_reported_at_once(case):
     with pytest.raises(SettingError, match=r"^environment 0 of Odd-v0: ") as error:
