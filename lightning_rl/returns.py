@@ -84,12 +84,12 @@ def discounted_sum(reward: Tensor, decay: Tensor, start: Tensor) -> Tensor:
 def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
     """Return 1 − Var(returns − value) / Var(returns) over the valid rows: 1 for a perfect critic, 0 for one no better than a constant.
 
-    value, returns: `[B, S]`.  valid: bool `[B]`.
+    value, returns: `[B, S]`; the variances of the S streams are added.  valid: bool `[B]`.
     """
-    weight = (valid / (valid.sum() * value[0].numel())).view(-1, *[1] * (value.dim() - 1))
+    weight = (valid / valid.sum()).view(-1, *[1] * (value.dim() - 1))
 
     def variance(x: Tensor) -> Tensor:
-        return (weight * (x - (weight * x).sum()).square()).sum()
+        return (weight * (x - (weight * x).sum(0)).square()).sum()
 
     return 1 - variance(returns - value) / variance(returns).clamp(min=1e-12)
 

@@ -203,6 +203,14 @@ def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_a_constant():
     assert torch.isfinite(explained_variance(returns, torch.ones(4), ALL))
 
 
+def test_explained_variance_of_streams_does_not_count_the_difference_of_their_means():
+    returns = torch.tensor([[101.0, 1.0], [103.0, 1.0], [101.0, 3.0], [103.0, 3.0]])
+    assert explained_variance(torch.tensor([102.0, 2.0]).expand(4, 2), returns, ALL).item() == 0
+    # the first stream is known, the second is not: variance 0 + 1 of 1 + 1
+    value = torch.stack([returns[:, 0], torch.full((4,), 2.0)], -1)
+    assert explained_variance(value, returns, ALL).item() == pytest.approx(0.5)
+
+
 def test_explained_variance_uses_valid_rows_alone():
     value, returns = torch.tensor([1.0, 2.0, 99.0]), torch.tensor([1.0, 2.0, -7.0])
     assert explained_variance(value, returns, torch.tensor([True, True, False])).item() == 1
