@@ -70,6 +70,20 @@ def test_draws_of_all_matrices_have_the_density_that_losses_know(action_dist):
     torch.testing.assert_close(-log_prob.mean(0), entropy.mean(0), atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("action_dist", ["clipped_normal", "tanh_normal", "squashed_normal"])
+def test_densities_and_the_noise_of_a_draw_are_not_rounded_where_networks_compute_in_bfloat16(action_dist):
+    distribution = make_distribution(BOX, action_dist, 0.0, SDE(), num_features=64)
+    x = torch.randn(9, 66, generator=seeded())
+    action = distribution.sample(x, (), seeded()).detach()
+    distribution.exploration = torch.randn(9, 64, 2, generator=seeded())
+    exact = *distribution.moments(x), distribution.sample(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = *distribution.moments(x), distribution.sample(x)
+        log_prob = distribution.evaluate(x, action)[0]
+    torch.testing.assert_close(rounded, exact, rtol=1e-6, atol=1e-6)
+    assert log_prob.dtype == torch.float32
+
+
 def test_the_mean_of_soft_actor_critic_stays_within_reach_of_the_noise():
     assert two_by_two("squashed_normal").mode(torch.tensor([[9.0, -9.0, 1.0, 1.0]]))[0].tolist() == pytest.approx(
         [math.tanh(2), -math.tanh(2)]

@@ -68,7 +68,8 @@ class StateDependent(Continuous):
         """Return μ(s) and log σ̂(s), `[..., A]` each."""
         mean, z = x[..., : self.num_parts], x[..., self.num_parts :]
         z = z if self.sde.learn_features else z.detach()
-        variance = z.square() @ self.std().square()
+        with torch.autocast(x.device.type, enabled=False):  # which would round the sum over features
+            variance = z.square() @ self.std().square()
         return mean, 0.5 * (variance + MIN_VARIANCE).log().expand_as(mean)
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
@@ -78,8 +79,9 @@ class StateDependent(Continuous):
         mean, log_std = self.moments(x)
         if self.exploration is None:
             return self.draw(mean, log_std.exp() * torch.empty_like(mean).normal_(generator=generator))
-        theta = self.std() * self.exploration
-        return self.draw(mean, (x[..., None, self.num_parts :] @ theta).squeeze(-2))
+        with torch.autocast(x.device.type, enabled=False):
+            noise = x[..., None, self.num_parts :] @ (self.std() * self.exploration)
+        return self.draw(mean, noise.squeeze(-2))
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return super().random(x[..., : self.num_parts], mask, generator)
