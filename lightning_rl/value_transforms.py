@@ -1,6 +1,5 @@
 """Transforms of returns, so that one network learns small and large ones, and histograms of numbers."""
 
-import warnings
 from types import ModuleType
 from typing import Protocol, TypeVar
 
@@ -88,12 +87,9 @@ def make_value_transform(name: str) -> ValueTransform:
 def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
     """Return probabilities on the integers low … high, on the two neighbours of x, whose mean is x.  `[...]` to `[..., Z]`.
 
-    Values outside the range are clipped to it, with a warning.
+    Values outside the range are clipped to it.
     """
-    x = x if x.is_floating_point() else x.float()
-    if ((x < low) | (x > high)).any():
-        warnings.warn(f"values outside the support {low} … {high} are clipped to it", stacklevel=2)
-    x = x.clamp(low, high)
+    x = (x if x.is_floating_point() else x.float()).clamp(low, high)
     lower = x.floor().clamp(max=high - 1)
     upper_share = (x - lower).unsqueeze(-1)
     index = (lower - low).nan_to_num().long().unsqueeze(-1)  # NaN stays in the shares, and is found in the loss

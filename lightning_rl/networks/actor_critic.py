@@ -49,7 +49,7 @@ class TwoHotValue(nn.Module):
         return self.transform.inverse(support_to_scalar(z.unflatten(-1, (-1, self.atoms)), self.low, self.high))
 
     def loss(self, z: Tensor, returns: Tensor) -> Tensor:
-        target = scalar_to_support(self.transform(returns).clamp(self.low, self.high), self.low, self.high)
+        target = scalar_to_support(self.transform(returns), self.low, self.high)
         return -(target * z.unflatten(-1, (-1, self.atoms)).log_softmax(-1)).sum(-1)
 
 

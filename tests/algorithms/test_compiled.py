@@ -31,6 +31,7 @@ NESTED = {"env": {"kwargs": {"action": "nested"}}}
 CASES = {
     "PPO with schedules": (lrl.PPO, "CartPole-v1", PPO | SCHEDULED),
     "PPO Box": (lrl.PPO, "Pendulum-v1", PPO | {"normalize_obs": "running", "clip_range_vf": 0.2, "target_kl": 0.02}),
+    "PPO with a histogram of values": (lrl.PPO, "CartPole-v1", PPO | {"value_support": [-2, 6], "value_transform": "symlog"}),
     "PPO mixed actions and masks": (lrl.PPO, "tests.environments:Choosy-v0", PPO | {"ratio": "per_part"} | NESTED),
     "SAC mixed actions and masks": (lrl.SAC, "tests.environments:Choosy-v0", REPLAY | NESTED),
     "PPO images": (lrl.PPO, "tests.environments:Image-v0", PPO | {"encoder_features": 8}),
