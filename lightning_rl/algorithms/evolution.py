@@ -34,7 +34,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
     learn here. With several ranks each does its share of the jobs, and all make the same step.
 
     Metrics: `rollout/ep_rew_mean` is that of moved weights; `train/sigma`, `train/grad_norm` (with the pull of `l2`), `train/weight_norm`
-    and `train/update_ratio` (the length of the step over that of the weights), `time/generation` (seconds).
+    and `train/update_ratio` (the length of the step over that of the weights after it), `time/generation` (seconds).
     """
 
     learning_rate: ScheduleSetting = 0.01
@@ -125,7 +125,8 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         before = weights.detach().clone()
         self.record(grad_norm=self.step(self.loss(results, weights), self.own_optimizers[0]))
         after = torch.cat([parameter.detach().flatten() for parameter in self.network.parameters() if parameter.requires_grad])
-        self.record(weight_norm=after.norm(), update_ratio=(after - before).norm() / before.norm())
+        length = after.norm()
+        self.record(weight_norm=length, update_ratio=(after - before).norm() / length.clamp(min=1e-12))
         self.record(sigma=torch.tensor(results.generation.sigma))
         self.end_update(results)
 

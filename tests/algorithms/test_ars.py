@@ -38,6 +38,14 @@ def test_a_linear_policy_begins_with_zeros_and_plain_gradient_descent():
     assert type(model.configure_optimizers()[0]) is FlatSGD
 
 
+def test_the_length_of_the_first_step_from_zeros_is_that_of_the_weights_after_it():
+    ratios = []
+    model = ARS({"id": "CartPole-v1", "num_envs": 4}, max_env_steps=500)
+    model.record = lambda **values: ratios.append(values.get("update_ratio"))
+    fit(model)
+    assert next(each for each in ratios if each is not None).item() == pytest.approx(1)
+
+
 def test_more_directions_than_there_are_is_told_in_a_line():
     with pytest.raises(SettingError, match=r"top_directions must be >= 1 and <= 8, got 9"):
         ARS("CartPole-v1", top_directions=9)
