@@ -33,7 +33,7 @@ class AWAC(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `da
     """1/λ. Weight of an action in the policy's loss: exp(beta · advantage). 0 clones the data."""
     max_weight: Annotated[float, Range(0, open_low=True)] = 100.0
     """The greatest such weight."""
-    log_std_init: float = 0.0
+    log_std_init: Annotated[float, Range(-20, 2)] = 0.0
     """First log σ of Box actions."""
 
     losses = ("critic_loss", "actor_loss")

@@ -57,13 +57,13 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
     """Explore by noise in the weights; set both `exploration_…_eps` to 0 then."""
     distribution: Literal["none", "c51", "quantiles"] = "none"
     """What is known of a return: its mean (`none`), a histogram (`c51`), or `quantiles` (QR-DQN)."""
-    n_atoms: int = 51
+    n_atoms: Annotated[int, Range(2)] = 51
     """Of C51."""
     v_min: Annotated[float, Range(-1e9, 1e9)] = -10.0
     """The least return that C51 knows, transformed if there is a value_transform."""
     v_max: Annotated[float, Range(-1e9, 1e9)] = 10.0
     """The greatest."""
-    n_quantiles: int = 50
+    n_quantiles: Annotated[int, Range(1)] = 50
     """Of QR-DQN."""
     value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity"
     """Learn h(return): `identity`, `signed_hyperbolic` (Pohlen et al. 2018) or `symlog`."""

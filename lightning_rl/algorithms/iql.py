@@ -35,7 +35,7 @@ class IQL(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dat
     """Weight of an action in the policy's loss: exp(beta · advantage). 0 clones the data (antmaze: 10)."""
     max_weight: Annotated[float, Range(0, open_low=True)] = 100.0
     """The greatest such weight."""
-    log_std_init: float = 0.0
+    log_std_init: Annotated[float, Range(-20, 2)] = 0.0
     """First log σ of Box actions."""
 
     losses = ("value_loss", "critic_loss", "actor_loss")

@@ -282,4 +282,5 @@ def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, 
         return list(auto.values())
     if not isinstance(setting, Real) or isinstance(setting, bool) or len(auto) > 1:
         raise SettingError(f"target_entropy {setting!r} must be auto, or a number for each kind of action: {{{': …, '.join(auto)}: …}}")
+    check_range("target_entropy", float(setting), -1e9, 1e9)
     return [float(setting)]

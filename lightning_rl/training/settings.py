@@ -8,7 +8,7 @@ from torch.optim import Adam, Optimizer
 from lightning_rl.data.dataset import ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SDE
-from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
 from lightning_rl.rewards import SignalSettings
@@ -88,6 +88,8 @@ class CriticFields:
     def __post_init__(self: Any) -> None:
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()  # type: ignore[misc]  # of the algorithm
+        for width in self.critic_net_arch or ():
+            check_range("critic_net_arch", width, 1, whole=True)
 
     @property
     def critic_settings(self: Any) -> dict[str, Any]:

@@ -36,6 +36,25 @@ def test_a_target_entropy_of_nothing_is_refused_in_one_line():
         lrl.SAC("Pendulum-v1", target_entropy=None)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "said"),
+    [
+        (lrl.SAC, {"target_entropy": float("nan")}, "target_entropy must be >= -1e+09 and <= 1e+09, got nan"),
+        (lrl.SAC, {"target_entropy": float("inf")}, "target_entropy must be >= -1e+09 and <= 1e+09, got inf"),
+        (lrl.SAC, {"critic_net_arch": [8, 0]}, "critic_net_arch must be >= 1, got 0"),
+        (lrl.IQL, {"log_std_init": float("nan")}, "log_std_init must be >= -20 and <= 2, got nan"),
+        (lrl.IQL, {"log_std_init": "low"}, "log_std_init must be a number >= -20 and <= 2, got 'low'"),
+        (lrl.AWAC, {"log_std_init": 3.0}, "log_std_init must be >= -20 and <= 2, got 3.0"),
+        (lrl.DQN, {"n_atoms": "many"}, "n_atoms must be an integer >= 2, got 'many'"),
+        (lrl.DQN, {"n_quantiles": 0}, "n_quantiles must be >= 1, got 0"),
+    ],
+)
+def test_a_number_that_nothing_can_be_learned_with_is_refused_by_its_name(algorithm, settings, said):
+    with pytest.raises(SettingError) as error:
+        algorithm("CartPole-v1" if algorithm is lrl.DQN else "Pendulum-v1", **settings)
+    assert str(error.value) == said
+
+
 def test_an_algorithm_or_another_module_is_no_setting():
     with pytest.raises(SettingError, match=r"^encoder must be plain data, which a checkpoint can hold, got a Identity; give its class$"):
         lrl.PPO("CartPole-v1", encoder=nn.Identity())
