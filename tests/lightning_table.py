@@ -151,7 +151,7 @@ FLAGS = [
     *flag("enable_autolog_hparams", True, False),
     *flag("barebones", True, note="no evaluations, checkpoints, rows or bar"),
     Row("flag", "default_root_dir", "default_root_dir=folder", lambda folder: {"default_root_dir": folder / "mine"}, SAME),
-    *flag("model_registry", "mine", note="loggers are told of each best and last checkpoint"),
+    *flag("model_registry", "mine", note="loggers receive each best and last checkpoint"),
     *flag("callbacks", None, []),
     *flag("plugins", None, []),
     *flag("profiler", None),
@@ -227,7 +227,7 @@ CALLBACKS = [
     callback(cb.RichProgressBar, "RichProgressBar()", SAME, "with the return", enable_progress_bar=True),
     callback(cb.TQDMProgressBar, "TQDMProgressBar()", SAME, "with the return", enable_progress_bar=True),
     callback(lambda: cb.LambdaCallback(on_train_start=lambda *_: None), "LambdaCallback(on_train_start=…)", SAME),
-    callback(cb.EMAWeightAveraging, "EMAWeightAveraging()", LEARNS, "the averaged weights are judged and kept", **EVALUATED),
+    callback(cb.EMAWeightAveraging, "EMAWeightAveraging()", LEARNS, "the averaged weights are evaluated and saved", **EVALUATED),
     callback(
         lambda: cb.WeightAveraging(avg_fn=lambda old, new, num: (old + new) / 2),
         "WeightAveraging(avg_fn=…)",
