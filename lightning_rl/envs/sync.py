@@ -19,6 +19,8 @@ from lightning_rl.types import Tree
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """Types of rewards that need no closer look."""
+FLAGS = frozenset((bool, np.bool_))
+"""Types of ends of episodes that need no closer look."""
 READ = (*SUCCESS, MASK, PARAMETERS, LESSONS)
 """The keys of an environment's info that are read."""
 
@@ -48,7 +50,7 @@ class Contract:
     def check_end(self, terminated: Any, truncated: Any) -> None:
         """Raise `SettingError` unless the ends of an episode are true or false."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if flag.__class__ is not bool and (what := misshape(flag, ())):
+            if flag.__class__ not in FLAGS and (what := misshape(flag, ())):
                 raise SettingError(f"{self.who}: {name} {what}, and must be true or false")
 
     def read_info(self, info: Any, over: bool = False) -> Info:
@@ -186,10 +188,11 @@ class TurnVectorEnv(SyncVectorEnv):
         for i, (env, action) in enumerate(zip(self.envs, each, strict=True)):
             try:
                 obs, reward, terminated, truncated, info = env.step(action)
+                if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+                    self.contracts[i].check_end(terminated, truncated)
                 if terminated or truncated:
                     contract = self.contracts[i]
                     contract.check_obs(obs)
-                    contract.check_end(terminated, truncated)
                     ends[:, i] = terminated, truncated
                     final = {"final_obs": deepcopy(obs), "final_info": contract.read_info(info, over=True)}  # the reset may write into it
                     infos = self._add_info(infos, final, i)

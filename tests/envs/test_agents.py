@@ -691,6 +691,20 @@ class Boasting(Told):
         return {"is_success": "yes"}
 
 
+class Unclear(Together):
+    """Ends as a text."""
+
+    def step(self, actions):
+        obs, rewards, terminated, *others = super().step(actions)
+        return obs, rewards, dict.fromkeys(terminated, "no"), *others
+
+
+class UnclearTurns(InTurn):
+    def step(self, action):
+        super().step(action)
+        self.truncations = dict.fromkeys(self.truncations)
+
+
 class Alone(Together):
     def step(self, actions):
         obs, _, *others = super().step(actions)
@@ -713,6 +727,8 @@ class Alone(Together):
         (OldReset, "environment 0 of OldReset: reset returned a dict, and must return 2: observations, infos"),
         (Told, "agent a of environment 0 of Told: the info is None, and must be a dict"),
         (Boasting, "agent a of environment 0 of Boasting: is_success of the info is 'yes', and must be true, false or a number"),
+        (Unclear, "agent a of environment 0 of Unclear: terminated is 'no', and must be true or false"),
+        (UnclearTurns, "agent p0 of environment 1 of UnclearTurns: truncated is None, and must be true or false"),
         (Alone, "environment 0 of Alone: step returned rewards as float, and not as a dict by agent"),
         (Nameless, "Nameless has no possible_agents: name all agents that may ever be there, each is a row"),
         (Unequal, "Unequal: the spaces of a and b differ; one policy needs agents with equal ones, and MultiAgent takes several policies"),

@@ -211,7 +211,7 @@ class Ends(gym.Env):
         info = {"is_success": "yes" if self.case == "a success as a text" else True, "mixed": [None, 1, "a", np.zeros(self.t)][mixed]}
         success = {"a success in a list": [True, False], "a success in an array": np.array([True]), "a share": self.share}.get(self.case)
         info = {"no info": None}.get(self.case, info if success is None else {"is_success": success if over else None})
-        flag = np.array([over]) if self.case == "an end in an array" else over
+        flag = {"an end in an array": np.array([over]), "an end that is none": None, "an end as a text": "no"}.get(self.case, over)
         obs = {"arm": np.zeros(2, np.float32)}
         return (obs, 1.0, flag, info) if self.case == "four values" else (obs, 1.0, flag, False, info)
 
@@ -227,6 +227,8 @@ ENDS = {
     "a success in a list": ": is_success of the info has shape (2,), and must be true, false or a number",
     "no info": ": the info is None, and must be a dict",
     "an end in an array": ": terminated has shape (1,), and must be true or false",
+    "an end that is none": ": terminated is None, and must be true or false",
+    "an end as a text": ": terminated is 'no', and must be true or false",
     "four values": (
         ": step must return observation, reward, terminated, truncated and info, and reset observation and info "
         "(not enough values to unpack (expected 5, got 4))"

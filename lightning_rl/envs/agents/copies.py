@@ -3,7 +3,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pkgutil import iter_modules
@@ -137,6 +137,11 @@ class AgentsEnv(gym.Env):
             elif self.contracts:
                 raise SettingError(f"{self.contract.who}: agent {agent} is there, and is not one of its possible_agents")
 
+    def _check_ends(self, agents: Iterable[str], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> None:
+        for agent in agents:
+            if agent in self.contracts:
+                self.contracts[agent].check_end(terminated[agent], truncated[agent])
+
     def _check_infos(self, infos: Mapping[str, Info], over: bool = False) -> None:
         for agent, info in infos.items():
             if agent in self.contracts:
@@ -238,6 +243,7 @@ class ParallelAgents(AgentsEnv):
         for what, told in (("observation", obs), ("reward", rewards), ("termination", terminated), ("truncation", truncated)):
             self._check_told("step", what, told, self.moved)
         self._check_told("step", "observation", obs, self.env.agents)
+        self._check_ends(self.moved, terminated, truncated)
         self.info = info
         self.rewards = {agent: rewards[agent] for agent in self.moved}
         self.terminated = {agent for agent, over in terminated.items() if over}
@@ -291,6 +297,7 @@ class TurnAgents(AgentsEnv):
     def _step(self, actions: Mapping[str, Any]) -> None:
         env, before = self.env, set(self.present)
         env.step(actions[env.agent_selection])
+        self._check_ends(env.agents, env.terminations, env.truncations)
         ended = self._find_ended()
         there = [agent for agent in env.agents if agent in before or agent not in ended]  # others ended before, and wait to step away
         self.rewards = {agent: env.rewards.get(agent, 0.0) for agent in there}  # of this step alone; `last()` has their sum since its move
