@@ -39,7 +39,9 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
     """Return lines about a run that is about to begin or to go on."""
     name, collector, spaces = type(algorithm).__name__, algorithm.collector, algorithm.spaces
     behaviors = f", behaviors {', '.join(algorithm.learner_names)}" if algorithm.learner_names else ""
-    copies = "" if collector.n_steps == math.inf else f", {collector.num_envs} cop{'ies' if collector.num_envs > 1 else 'y'}"
+    num_copies = collector.num_envs // spaces.rows
+    copies = "" if collector.n_steps == math.inf else f", {num_copies} cop{'ies' if num_copies > 1 else 'y'}"
+    copies += f" of {spaces.rows} agents that learn" if copies and spaces.rows > 1 else ""
     copies += f" in each of {trainer.world_size} processes" if copies and trainer.world_size > 1 else ""
     parameters = [parameter for parameter in algorithm.parameters() if parameter.requires_grad]
     threads = torch.get_num_threads()
@@ -155,7 +157,7 @@ class EnvStepsProgressBar(ProgressBar):
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Print the result of an evaluation."""
-        mean, deviation = metrics["eval/mean_reward"], metrics["eval/std_reward"]
+        mean, deviation = metrics["eval/mean_reward"], round(metrics["eval/std_reward"], 12)  # 0 where returns differ by rounding alone
         loss = f", validation loss {metrics['val/loss']:.4g}" if "val/loss" in metrics else ""
         current = metrics.get("eval/mean_reward_lesson")
         where = "" if current is None else f" in the final lesson, {short_number(current)} in the current one"

@@ -255,7 +255,7 @@ def print_results(runs: list[SeedRun]) -> None:
     say(Table("Best evaluations, mean return", ["seed", "return", "at", "folder"], rows).text())
     returns = np.array([best[0] for best in found if best is not None])
     if len(returns) > 1:
-        say(f"{len(returns)} seeds: mean {number(returns.mean())} ± {number(returns.std())}, IQM {number(iqm(returns))}")
+        say(f"{len(returns)} seeds: mean {number(returns.mean())} ± {number(round(returns.std(), 12))}, IQM {number(iqm(returns))}")
     folders = [quote(str(run.folder)) for run in runs if is_run(run.folder)]
     if folders:
         say(f"draw them: lightning-rl compare {' '.join(folders)} --out report.html")

@@ -109,6 +109,25 @@ def test_a_run_begins_with_what_it_is(capsys):
     ]
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: tiny(PPO, "tests.agents.Together", max_env_steps=8), "PPO on Together, 2 copies of 2 agents that learn"),
+        (lambda: tiny(PPO, "tests.agents.InTurn", max_env_steps=8), "PPO on InTurn, 2 copies"),
+    ],
+)
+def test_agents_of_an_environment_are_not_counted_as_copies_of_it(model, words, capsys):
+    fit(model(), callbacks=[EnvStepsProgressBar()], enable_progress_bar=True)
+    assert next(line for line in capsys.readouterr().out.splitlines() if line.startswith("PPO on ")).endswith(words.partition(" on ")[2])
+
+
+def test_returns_that_are_all_equal_have_a_deviation_of_zero(capsys):
+    model = SimpleNamespace(count=16, counter="env_steps", collector=SimpleNamespace(statistics=EpisodeStatistics(1)))
+    metrics = {"eval/mean_reward": 1.0, "eval/std_reward": 1.11e-16}
+    EnvStepsProgressBar().on_evaluation_end(SimpleNamespace(callbacks=[]), model, metrics)
+    assert capsys.readouterr().out.rstrip().endswith("mean return 1 ± 0")
+
+
 @pytest.mark.parametrize(("every", "words"), [(15, "after each iteration"), (16, "every 16 environment steps")])
 def test_an_evaluation_waits_for_the_end_of_its_iteration(every, words, capsys):
     model = tiny(PPO, "CartPole-v1", max_env_steps=100)  # iterations of 16 steps
