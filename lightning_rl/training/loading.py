@@ -285,7 +285,10 @@ def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
         SettingError: there is no checkpoint, or no layer of it fits.
     """
     path = checkpoint_of(source, "init_from", "last.ckpt")
-    theirs, ours = read_checkpoint(path)["state_dict"], algorithm.state_dict()
+    try:
+        theirs, ours = read_checkpoint(path)["state_dict"], algorithm.state_dict()
+    except SettingError as error:
+        raise SettingError(f"init_from{str(error).removeprefix('ckpt_path')}") from error
     layers: dict[str, list[str]] = defaultdict(list)
     for name in ours:
         layers[name.rpartition(".")[0]].append(name)
