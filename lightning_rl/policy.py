@@ -12,7 +12,6 @@ from gymnasium.vector import VectorEnv
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Generator
 
-from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.data.episodes import Episode, longest_episode, summarize
@@ -124,16 +123,14 @@ def load_policy(
     """
     if isinstance(source, Run) and env is not None:
         raise SettingError("env is for a file that names no environment; an algorithm has its own")
-    algorithm = choose_behavior(source, behavior) if isinstance(source, Run) else load_algorithm(source, behavior, map_location, env)
+    algorithm = choose_behavior(source if isinstance(source, Run) else load_run(source, map_location, env), behavior)
     network = deepcopy(algorithm.network) if isinstance(source, Run) else algorithm.network
     return Policy(network.to(map_location), algorithm.spaces)
 
 
-def load_algorithm(
-    path: str | Path, behavior: str | None = None, map_location: str | torch.device = "cpu", env: Env | None = None
-) -> Algorithm:
-    """Load the algorithm of a checkpoint, run or shared agent, of several behaviors that of the one named."""
-    return choose_behavior(Run.load_from_checkpoint(path, map_location, **_given(env)), behavior)
+def load_run(path: str | Path, map_location: str | torch.device = "cpu", env: Env | None = None) -> Run:
+    """Load the algorithm of a checkpoint, run or shared agent, or that of several behaviors."""
+    return Run.load_from_checkpoint(path, map_location, **_given(env))
 
 
 def evaluate(
@@ -259,7 +256,7 @@ def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.En
     """
     algorithm = source if isinstance(source, Run) else load_with_env(source)
     env: Any = algorithm.env
-    if algorithm.spaces.agents:
+    if algorithm.spaces.agents or algorithm.learner_names:
         raise SettingError("make_env is for environments of one agent; build one of several as its package does")
     if isinstance(env, VectorEnv) or env is None:
         raise SettingError("make_env cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")

@@ -23,12 +23,13 @@ from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.exporting.formats import FORMATS, PolicyGraph, Run, check_packages
-from lightning_rl.policy import Env, Policy, load_algorithm
+from lightning_rl.policy import Env, Policy, load_run
 from lightning_rl.sharing.agent import is_agent
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
 from lightning_rl.threads import torch_threads
+from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.loading import best_of, stored_name
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
@@ -87,21 +88,21 @@ def export_policy(
     if not path.parent.is_dir():
         raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
-    algorithm = load_algorithm(ckpt_path, behavior, env=env)
+    run = load_run(ckpt_path, env=env)
     with torch_threads(1):
         try:
-            write_checked(path, format, algorithm, describe_source(ckpt_path))
+            write_checked(path, format, choose_behavior(run, behavior), run.env, describe_source(ckpt_path))
         except SaveError as error:
             raise SettingError(str(error)) from error
     return path
 
 
-def write_checked(path: Path, format: str, algorithm: Algorithm, source: Plain) -> None:
-    """Write a file and its description if the file does what the policy does."""
+def write_checked(path: Path, format: str, algorithm: Algorithm, env: object, source: Plain) -> None:
+    """Write a file and its description if the file does what the policy does; `env`: that of the algorithm's run."""
     policy, kind = Policy(algorithm.network, algorithm.spaces), FORMATS[format]
     with one_line_errors(f"this policy cannot be written as {format}"):
         graph = PolicyGraph(policy.network, policy.spaces)
-        description = describe(algorithm, graph, format, source)
+        description = describe(algorithm, graph, env, format, source)
         data = kind.write(graph, json.dumps(description, allow_nan=False))
     staged = stage(path, lambda file: file.write(data))
     with committing(path.name, staged):
@@ -243,17 +244,17 @@ def describe_source(ckpt_path: Path) -> Plain:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def describe(algorithm: Algorithm, graph: PolicyGraph, format: str, source: Plain) -> Plain:
+def describe(algorithm: Algorithm, graph: PolicyGraph, env: object, format: str, source: Plain) -> Plain:
     """Describe a policy's inputs, outputs and origin as plain data, with nothing about the machine."""
     spaces = graph.spaces
-    env = algorithm.env if isinstance(algorithm.env, EnvConfig) else None
+    named = env if isinstance(env, EnvConfig) else None
     inputs, outputs = ([{**port._asdict(), "shape": ["batch", *port.shape]} for port in ports] for ports in (graph.inputs, graph.outputs))
     return {
         "format_version": FORMAT_VERSION,
         "format": format,
         "algorithm": stored_name(type(algorithm)),
-        "environment": env and env.id,
-        "environment_kwargs": finite(env.kwargs) if env else {},
+        "environment": named and named.id,
+        "environment_kwargs": finite(named.kwargs) if named else {},
         algorithm.counter: algorithm.count,
         "observation_space": finite(to_plain(spaces.observation)),
         "action_space": finite(to_plain(spaces.action)),

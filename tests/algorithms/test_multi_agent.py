@@ -5,6 +5,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -258,6 +259,18 @@ def test_a_checkpoint_holds_all_policies_and_gives_the_one_that_is_named(tmp_pat
         lrl.load_policy(trainer.run_folder)
     with pytest.raises(SettingError, match="there is no behavior 'c': this run has a, b"):
         lrl.load_policy(trainer.run_folder, behavior="c")
+
+
+def test_an_exported_policy_of_a_behavior_names_the_environment_of_the_run(tmp_path):
+    trainer = fit(made(), tmp_path)
+    path = lrl.export_policy(trainer.run_folder / "checkpoints" / "last.ckpt", tmp_path / "a.safetensors", behavior="a")
+    said = json.loads(Path(f"{path}.json").read_text())
+    assert (said["environment"], said["environment_kwargs"]) == ("tests.agents.Together", {})
+
+
+def test_make_env_refuses_a_run_with_several_behaviors():
+    with pytest.raises(SettingError, match="make_env is for environments of one agent"):
+        lrl.make_env(made())
 
 
 class OwnMultiAgent(lrl.MultiAgent):

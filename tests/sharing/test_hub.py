@@ -216,7 +216,7 @@ def test_an_older_version_is_loaded_by_its_commit(hub, checkpoint):
     first = push(checkpoint("noisy, dueling, histograms"))
     second = push(checkpoint("squashed, with memory"))
     assert first != second
-    assert type(lrl.policy.load_algorithm(first)) is DQN and type(lrl.policy.load_algorithm(ADDRESS)) is SAC
+    assert type(lrl.policy.load_run(first)) is DQN and type(lrl.policy.load_run(ADDRESS)) is SAC
     with pytest.raises(SettingError, match="the repository has no revision v7"):
         lrl.load_policy(f"{ADDRESS}@v7")
 

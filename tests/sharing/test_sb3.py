@@ -16,7 +16,7 @@ import torch
 
 import lightning_rl as lrl
 from lightning_rl import A2C, DQN, PPO, SAC, TD3, EnvConfig, SettingError
-from lightning_rl.policy import load_algorithm
+from lightning_rl.policy import load_run
 from lightning_rl.sharing.vec_normalize import read_statistics
 from tests.command_line import run
 from tests.sharing.hub import Repo
@@ -65,11 +65,11 @@ def test_an_agent_does_what_it_did_there_at_a_thousand_observations(name, tmp_pa
         assert np.array_equal(action, expected)
     else:
         assert np.abs(action - expected).max() < 1e-6
-    assert type(load_algorithm(complete(name, tmp_path), env=env_id)) is OURS[algorithm]
+    assert type(load_run(complete(name, tmp_path), env=env_id)) is OURS[algorithm]
 
 
 def test_critics_and_temperature_are_read_too():
-    model = load_algorithm(FOLDER / "sac-Pendulum-v1.zip", env="Pendulum-v1")
+    model = load_run(FOLDER / "sac-Pendulum-v1.zip", env="Pendulum-v1")
     with zipfile.ZipFile(FOLDER / "sac-Pendulum-v1.zip") as archive:
         theirs = torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=True)
         others = torch.load(io.BytesIO(archive.read("pytorch_variables.pth")), weights_only=True)
