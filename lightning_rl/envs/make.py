@@ -3,6 +3,7 @@
 import importlib
 import logging
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -254,6 +255,9 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         hint = f"; did you mean {module}{colon}{close}?" if close else ""
         if name in PACKAGES:
             raise SettingError(f"env.id {name} is a package; name one of its environments, such as {PACKAGES[name]}") from error
+        found = getattr(sys.modules.get(module), name, None)
+        if callable(found) and not (isinstance(found, type) and issubclass(found, gym.Env)):
+            hint = f"; an environment of several agents is named {module}.{name}"
         own = "" if colon else f" (one of your own: its_module:{name}, or --import its_module)"
         raise SettingError(f"env.id {config.id!r} is not a registered environment{own}{hint}") from error
     except Exception as error:  # a constructor may raise anything

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import A2C, ARS, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, EvolutionStrategies, SettingError
+from lightning_rl import A2C, ARS, DQN, GRU, IMPALA, LSTM, POCA, PPO, SAC, TD3, EvolutionStrategies, MultiAgent, SettingError
 from lightning_rl.errors import NotFiniteError
 from lightning_rl.types import tree_leaves
 from tests.agents import Mortal
@@ -166,6 +166,12 @@ def test_evolution_strategies_refuse_several_agents(algorithm):
         tiny(algorithm, "tests.agents.Mortal")
     name = algorithm.__name__
     assert str(raised.value) == f"{name} plays no environments of PettingZoo or VMAS, such as tests.agents.Mortal; use another algorithm"
+
+
+def test_evolution_strategies_of_one_behavior_are_refused_without_a_name_of_the_environment():
+    behaviors = {"all": {"agents": "*", "learner": "ARS"}}
+    with pytest.raises(SettingError, match=r"^behavior all: ARS plays no environments of PettingZoo or VMAS; use another algorithm$"):
+        MultiAgent({"id": "tests.agents.Mortal"}, behaviors)
 
 
 class Bad(Mortal):

@@ -81,6 +81,7 @@ def my_game(folder, monkeypatch):
         ("my_game.Meetin", "env.id 'my_game.Meetin': there is no 'Meetin' in my_game; did you mean Meeting?"),
         ("your_game.Meeting", "env.id 'your_game.Meeting': there is no module 'your_game'"),
         ("hiding.Nothing", "hiding.Nothing builds Nothing, which is no environment of PettingZoo; those of one agent are registered"),
+        ("my_game:Meeting", "'my_game:Meeting' is not a registered environment; an environment of several agents is named my_game.Meeting"),
         ("hiding.Fixed", "hiding.Fixed builds Fixed, whose observation_space is not a method: PettingZoo asks observation_space(agent)"),
         (
             "mpe2.simple_tag_v3",
