@@ -125,6 +125,8 @@ ERRORS = {
         ("--model.env.autoreset SAMESTEP", "model.env.autoreset must be one of", "SAMESTEP", "did you mean SAME_STEP?"),
     ],
     "option: what replays": [
+        ("--model PPO --model.self_play.save_step 5", "model.self_play.save_step is not a setting; did you mean save_steps?"),
+        ("--model PPO --model.memory LSTM --model.memory.size 5", "model.memory.size is not a setting of LSTM"),
         ("--model SAC --model.replay.alphaa 3", "model.replay.alphaa", "did you mean alpha?"),
         ("--model SAC --model.replay '{alphaa: 3}'", "model.replay.alphaa", "did you mean alpha?"),
         ("--model SAC --model.replay.prioritized true --model.replay.replace false", "replay.replace false", "replay.prioritized"),
@@ -249,9 +251,7 @@ ERRORS = {
         ),
         (
             "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr=x",
-            "trainer.callbacks",
-            "EarlyStopping",
-            "'monitr' is not accepted",
+            "trainer.callbacks.monitr is not a setting of EarlyStopping",
         ),
         ("--trainer.default_root_dir garbage.ckpt", "trainer.default_root_dir 'garbage.ckpt'", "Not a directory", "name a folder"),
     ],

@@ -202,8 +202,12 @@ def explain(message: str) -> str:
     if found := re.search(r"class_path '(.+)':\s+the following arguments are required: (.+)", message):
         return f"{key}.{found[2]} is missing: {found[1].rpartition('.')[2]} needs it"
     if found := re.search(r"class_path '(.+)':\s+(Option '(.+)' is not accepted|'.+')", message):
-        names = settings_of(locate(found[1])) if found[3] else ()  # type: ignore[arg-type]
-        return f"{key}: {found[1].rpartition('.')[2]}: {found[2]}{closest(found[3] or '', names)}"
+        name = found[1].rpartition(".")[2]
+        if found[3] is None:
+            return f"{key}: {name}: {found[2]}"
+        key = f"{key.removesuffix(f'.{found[3]}')}.{found[3]}"
+        of = "" if name.endswith("Config") else f" of {name}"  # a group of settings, which nobody names by its class
+        return f"{key} is not a setting{of}{closest(found[3], settings_of(locate(found[1])))}"  # type: ignore[arg-type]
     if found := re.search(r"class_path '(.+)':\s+(?:module '(.+)' has no attribute|(No module named .+))", message):
         classes = [f"{found[2]}.{name}" for name in dir(locate(found[2])) if name[0].isupper()] if found[2] else []
         return f"{key}: there is no class {found[1]}{closest(found[1], classes) or (f': {found[3]}' if found[3] else '')}"
