@@ -81,7 +81,7 @@ ERRORS = [
     ("--episodes 1", "the following arguments are required: --ckpt_path"),
     ("--ckpt_path nowhere.ckpt", "ckpt_path 'nowhere.ckpt' is not a file"),
     ("--ckpt_path PATH --episodes 0", "--episodes must be >= 1, got 0"),
-    ("--ckpt_path PATH --seed -1", "--seed must be >= 0 and <= 4.29497e+09, got -1"),
+    ("--ckpt_path PATH --seed -1", "--seed must be >= 0 and <= 4294967295, got -1"),
     ("--ckpt_path PATH --max_episode_steps 0", "--max_episode_steps must be >= 1, got 0"),
     ("--ckpt_path PATH --out gone/a.mp4", "--out gone/a.mp4: there is no folder gone; make it first"),
     ("--ckpt_path PATH --out notes/a", "--out notes/a: notes is not a folder"),

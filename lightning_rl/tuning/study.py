@@ -228,7 +228,8 @@ class Study:
         run = confirmation.next_run()
         if run is not None and is_first:
             numbers = ", ".join(str(trial.number) for trial in confirmation.trials)
-            self.say(f"running the best trials again, {numbers}, with {self.settings.confirm_seeds} new seeds each")
+            new = f"{self.settings.confirm_seeds} new seed{'s' * (self.settings.confirm_seeds > 1)}"
+            self.say(f"running the best trials again, {numbers}, with {new} each")
         return run
 
     def record(self, run: StudyRun, message: Message) -> bool:

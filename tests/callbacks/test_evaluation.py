@@ -379,7 +379,7 @@ def test_an_evaluation_that_had_to_end_episodes_says_so_once(capsys):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"seed": 2**64}, "evaluation.seed must be >= 0 and <= 4.29497e+09, got 18446744073709551616"),
+        ({"seed": 2**64}, "evaluation.seed must be >= 0 and <= 4294967295, got 18446744073709551616"),
         ({"deterministic": "x"}, "evaluation.deterministic must be true or false, got 'x'"),
         ({"opponent": None}, "evaluation.opponent must be a name or a path such as random, got None"),
     ],

@@ -170,6 +170,7 @@ def test_a_study_says_what_it_will_do(folder, capfd):
     )
     status, out, err = run(options, capfd)
     assert (status, err) == (0, "") and "(mean of 2 seeds): learning_rate 0.0003, n_epochs 3\n" in out
+    assert "running the best trials again, 0, with 1 new seed each" in out.splitlines()
     assert out.splitlines()[:7] == [
         "study of PPO on CartPole-v1",
         "  trials        1, each a run of 320 environment steps",
