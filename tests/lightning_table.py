@@ -191,7 +191,7 @@ CALLBACKS = [
     callback(
         lambda: cb.EarlyStopping("train/loss"),
         "EarlyStopping('train/loss')",
-        "would stop nothing",
+        "would never stop the run",
         "a run is one epoch; monitor evaluations",
         **EVALUATED,
     ),
@@ -206,7 +206,7 @@ CALLBACKS = [
     callback(
         lambda: cb.ModelCheckpoint(monitor="train/loss"),
         "ModelCheckpoint(monitor='train/loss')",
-        "would be seen at the end alone",
+        "would be checked only at the end",
         "a run is one epoch; add every_n_train_steps",
         **SAVING,
     ),
@@ -247,8 +247,8 @@ CALLBACKS = [
     callback(
         lambda: cb.StochasticWeightAveraging(1e-3, 1),
         "StochasticWeightAveraging(1e-3, 1) in a run of one epoch",
-        "would bring back the initial weights",
-        "it would bring back the initial weights",
+        "would restore the initial weights",
+        "it would restore the initial weights",
     ),
     callback(lambda: cb.ModelPruning("l1_unstructured", amount=0.1), "ModelPruning('l1_unstructured')", LEARNS),
     callback(

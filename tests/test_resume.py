@@ -480,5 +480,5 @@ def test_a_buffer_that_would_grow_large_is_saved_only_when_asked_for(rows, asked
     config = CheckpointConfig(every_n_env_steps=32, save_replay_buffer=asked)
     env, settings = {"id": "Pendulum-v1"}, {"buffer_size": rows, "log_interval": 10_000}
     _, folder = run(tmp_path, SAC, env, settings, stop=StopAt(6), checkpoint=config, steps=10_000 if rows > 1_000 else STEPS)
-    assert ("is not saved, and a run that is continued has to fill it again" in capsys.readouterr().out) != saved
+    assert ("is not saved, so a resumed run has to fill it again" in capsys.readouterr().out) != saved
     assert (folder / "checkpoints" / "last.ckpt.d").exists() == saved

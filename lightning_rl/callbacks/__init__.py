@@ -1,1 +1,1 @@
-"""Everything around learning: evaluation, checkpoints, progress, stopping."""
+"""Callbacks around learning: evaluation, checkpoints, curricula, self-play, recordings, progress and stopping."""

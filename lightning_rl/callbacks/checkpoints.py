@@ -1,4 +1,4 @@
-"""Which weights to keep: the best, the last, and a few on the way."""
+"""Save checkpoints during a run: the best weights, the last, and numbered copies."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from lightning_rl.types import State
 MAX_DEFAULT_BUFFER_BYTES = 4e9
 """The largest replay buffer that is saved by default."""
 MIN_SECONDS_BETWEEN_SAVES = 5.0
-"""Only where the user set no interval. Saving SAC takes 19 ms: once a second would cost 3 % of a short run."""
+"""Applies only if the user set no interval. Saving SAC takes 19 ms: once a second would cost 3 % of a short run."""
 
 
 class Periodic(Protocol):
-    """A callback that acts every so many environment steps or updates."""
+    """A callback that acts at an interval of environment steps or updates."""
 
     every_n_env_steps: int | None
     every_n_updates: int | None
 
 
 def interval_of(section: str, callback: Periodic, algorithm: AlgorithmRun, parts: int) -> int:
-    """Return the callback's interval; default: the run's length / `parts`. Raise `SettingError` for one in what the run does not count."""
+    """Return the callback's interval; default: the run's length / `parts`. Raise `SettingError` if the run does not count its unit."""
     for counter in {"env_steps", "updates"} - {algorithm.counter}:
         if getattr(callback, f"every_n_{counter}") is not None:
             name, right = type(algorithm).__name__, f"{section}.every_n_{algorithm.counter}"
@@ -49,16 +49,16 @@ def interval_of(section: str, callback: Periodic, algorithm: AlgorithmRun, parts
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What to keep on the way, in addition to `best.ckpt` and `last.ckpt`.
+    """When to save `last.ckpt`, what decides about `best.ckpt`, and how many numbered copies to keep.
 
     Args:
-        every_n_env_steps: environment steps between saves of `last.ckpt`; default: 2 % of the run, and at least five seconds unless copies
-            are kept.
-        keep: how many numbered copies to keep, the newest; -1 keeps all.
-        save_replay_buffer: whether `last.ckpt` holds the replay buffer; default: up to 4 GB.
+        every_n_env_steps: environment steps between saves of `last.ckpt`; default: 2 % of the run, and at least five seconds between saves
+            if `keep` is 0.
+        keep: number of numbered copies to keep, the newest ones; -1 keeps all.
+        save_replay_buffer: whether `last.ckpt` includes the replay buffer; default: only up to 4 GB.
         every_n_updates: the same as `every_n_env_steps` for runs that count updates.
-        monitor: the metric of an evaluation by which `best.ckpt` is the best.
-        mode: whether the best is where it is greatest, `max`, or least, `min`; default: `min` for a loss or exploitability, else `max`.
+        monitor: the evaluation metric that decides which weights `best.ckpt` holds.
+        mode: `max` if a higher metric is better, `min` if a lower one is; default: `min` for a loss or exploitability, else `max`.
     """
 
     every_n_env_steps: int | None = None
@@ -70,12 +70,12 @@ class CheckpointConfig:
 
 
 class BestModel(Checkpoint):
-    """Save `best.ckpt` after each evaluation that is at least as good as all before it; of equal ones the newest has learned longest.
+    """Save `best.ckpt` after each evaluation that is at least as good as all previous ones.
 
-    If it is deleted during the run, the next evaluation saves it again.
+    A tie goes to the newest weights, which have learned longest. If the file is deleted during the run, the next evaluation saves it again.
 
     Args:
-        folder: where to save; default: `checkpoints` of the run's folder.
+        folder: where to save; default: `checkpoints` in the run's folder.
         monitor, mode: as in `CheckpointConfig`.
     """
 
@@ -83,30 +83,30 @@ class BestModel(Checkpoint):
         check_choice("checkpoint.mode", mode or "max", ("max", "min"))
         if not isinstance(monitor, str):
             raise SettingError(f"checkpoint.monitor must be the name of a metric such as eval/mean_reward, got {monitor!r}")
-        meant = get_close_matches(monitor, KNOWN_METRICS, 1, 0.9)  # what is less like them may be the user's own
+        meant = get_close_matches(monitor, KNOWN_METRICS, 1, 0.9)  # a name less like these may be a user's own metric
         if monitor.startswith("eval/") and not monitor.startswith(KNOWN_METRICS) and meant:
             raise SettingError(f"checkpoint.monitor {monitor!r} is not a metric of evaluations; did you mean {meant[0]}?")
         self.folder, self.monitor, self.best = folder, monitor, -math.inf
         self.best_model_path = ""
-        """The file of the best weights; empty while there is none. Lightning sets it after processes that it started."""
+        """Path of the best weights; empty before the first save. Lightning also sets it, after a run in processes that it spawned."""
         self.mode = mode or ("min" if is_least_best(monitor) else "max")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"  # of Lightning's own Trainer
+        self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"  # with Lightning's own Trainer
         self.best, self.has_saved = -float("inf"), self.path.is_file()
         self.best_model_path = str(self.path) if self.has_saved else ""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.has_saved = trainer.strategy.broadcast(self.has_saved)  # as the first rank found it
+        self.has_saved = trainer.strategy.broadcast(self.has_saved)  # as rank 0 found it
         self.best_model_path = str(self.path) if self.has_saved else ""
 
     @property
     def path(self) -> Path:
-        """Return the file of the best weights."""
+        """Return the path of the best weights."""
         assert self.folder is not None
         return self.folder / "best.ckpt"
 
-    # what Lightning, its loggers and their users ask of a `ModelCheckpoint`
+    # attributes of a `ModelCheckpoint` that Lightning, its loggers and their users read
 
     save_top_k, save_last = 1, True
 
@@ -119,12 +119,15 @@ class BestModel(Checkpoint):
 
     @property
     def last_model_path(self) -> str:
-        """Return the newest checkpoint of the run; empty while there is none."""
+        """Return the path of the run's newest checkpoint; empty if there is none."""
         last = None if self.folder is None else self.folder / "last.ckpt"
         return str(last) if last is not None and last.is_file() else ""
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Save if this evaluation is the best one; raise `SettingError` if none has a metric of that name, with what was learned saved."""
+        """Save if this evaluation is the best so far.
+
+        Raise `SettingError` if evaluations have no metric of the monitored name; what was learned is saved first.
+        """
         if self.monitor not in metrics and not may_be_absent(trainer, self.monitor):
             savers = callbacks_of(trainer, SaveCheckpoints)
             for saver in savers:
@@ -149,7 +152,10 @@ class BestModel(Checkpoint):
                 notify_loggers(trainer)
 
     def on_environment_changed(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Forget the best score of another task; its file is replaced by that of the next evaluation, and kept as the previous one."""
+        """Reset the best score, which is that of another task.
+
+        The next evaluation replaces `best.ckpt` and keeps it as the previous generation.
+        """
         self.best = -math.inf
 
     def state_dict(self) -> State:
@@ -161,12 +167,12 @@ class BestModel(Checkpoint):
 
 
 class SaveCheckpoints(Checkpoint):
-    """Save `last.ckpt` every `every_n_env_steps` environment steps (or updates) and at the end, and numbered copies on request.
+    """Save `last.ckpt` every `every_n_env_steps` environment steps (or updates) and at the end of the run, and numbered copies on request.
 
     Args:
         every_n_env_steps, save_replay_buffer, every_n_updates: as in `CheckpointConfig`.
-        keep: how many copies `env_steps=<n>.ckpt` to keep next to `last.ckpt`, the newest, without a replay buffer; -1 keeps all.
-        folder: where to save; default: `checkpoints` of the run's folder.
+        keep: number of copies `env_steps=<n>.ckpt` to keep next to `last.ckpt`: the newest, without a replay buffer; -1 keeps all.
+        folder: where to save; default: `checkpoints` in the run's folder.
     """
 
     def __init__(
@@ -201,11 +207,11 @@ class SaveCheckpoints(Checkpoint):
                 dataset.store = SegmentStore(self._path("last.ckpt.d") / f"rank{trainer.global_rank}" / name)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun, batch: object, batch_idx: int) -> None:
-        """Note that the run has begun, and warn of episodes that are lost: an environment that cannot be stepped raises before."""
+        """Note that the run has begun, and warn if a resumed run would lose episodes; an unusable environment has failed before."""
         self.has_begun = True
         if self.warns:
             what = f"{pl_module.collector.name} cannot be saved in the middle of an episode"
-            pl_module.say(f"{what}: a run that continues starts new ones (see docs/runs.md: get_state)")
+            pl_module.say(f"{what}: a resumed run starts new episodes (see docs/runs.md: get_state)")
             self.warns = False
 
     def _saves_buffer(self, algorithm: AlgorithmRun, dataset: ReplayDataset) -> bool:
@@ -213,7 +219,7 @@ class SaveCheckpoints(Checkpoint):
         size = size_of(dataset.buffer, rows)
         if self.save_replay_buffer is None and size > MAX_DEFAULT_BUFFER_BYTES:
             algorithm.say(
-                f"the replay buffer of {size / 1e9:.1f} GB is not saved, and a run that is continued has to fill it again; "
+                f"the replay buffer of {size / 1e9:.1f} GB is not saved, so a resumed run has to fill it again; "
                 "--checkpoint.save_replay_buffer true saves it"
             )
             return False
@@ -225,7 +231,7 @@ class SaveCheckpoints(Checkpoint):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         due = pl_module.count // self.interval > self.tried_at // self.interval
-        if due and self.min_seconds:  # by the clock of the first rank
+        if due and self.min_seconds:  # by rank 0's clock
             due = trainer.strategy.broadcast(time.monotonic() - self.tried_when >= self.min_seconds)
         if due:
             self.save(trainer, pl_module)
@@ -234,9 +240,9 @@ class SaveCheckpoints(Checkpoint):
         self.save(trainer, pl_module)
 
     def save(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Save now, and delete copies beyond `keep`."""
+        """Save now, and delete the oldest copies beyond `keep`."""
         self.tried_at, self.tried_when = algorithm.count, time.monotonic()
-        saved = succeeds(trainer, algorithm, algorithm.dataset.begin_save)
+        saved = try_saving(trainer, algorithm, algorithm.dataset.begin_save)
         saved = saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt"))
         algorithm.dataset.end_save(saved)
         if saved:
@@ -246,15 +252,15 @@ class SaveCheckpoints(Checkpoint):
             save_checkpoint(trainer, algorithm, self._path(f"{algorithm.counter}={algorithm.count}.ckpt"))
         if self.keep > 0 and trainer.is_global_zero:
             counts = {path.stem.partition("=")[2]: path for path in self._path("").glob(f"{algorithm.counter}=*.ckpt")}
-            copies = sorted((name for name in counts if name.isdecimal()), key=int)  # not those that somebody renamed
+            copies = sorted((name for name in counts if name.isdecimal()), key=int)  # not renamed ones
             for old in (counts[name] for name in copies[: -self.keep]):
                 trainer.strategy.checkpoint_io.remove_checkpoint(old)
 
     def save_after_error(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Save after an error, if an iteration was finished since the last save; one rank of several cannot save alone.
+        """Save after an error if an iteration has finished since the last save. With several ranks nothing is saved.
 
-        Where an iteration was not finished, or environments cannot be asked for their state, the gradient steps that were made are kept,
-        and a run that continues starts new episodes.
+        If the error interrupted an iteration, or the environments cannot return their state, the gradient steps made so far are saved, and
+        a resumed run starts new episodes.
         """
         if trainer.world_size > 1 or not self.has_begun or algorithm.began_at <= self.saved_at:
             return
@@ -267,43 +273,46 @@ class SaveCheckpoints(Checkpoint):
                 algorithm.interrupt(abandons)
                 self.save(trainer, algorithm)
                 return
-            except Exception as error:  # the one that ended the run matters more
+            except Exception as error:  # the error that ended the run matters more
                 reason = f"{type(error).__name__}: {error}"
         algorithm.say(f"what was learned since the last save could not be saved: {reason}")
 
 
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
     """Save a checkpoint, and return whether that succeeded."""
-    return succeeds(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
+    return try_saving(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
 
 
 def check_savers(trainer: pl.Trainer) -> None:
-    """Raise `SettingError` for a `ModelCheckpoint` of Lightning that would save nothing, or compare nothing."""
+    """Raise `SettingError` for a `ModelCheckpoint` of Lightning that would never save or never compare."""
     for saver in trainer.checkpoint_callbacks:
         name, epochs = type(saver).__name__, getattr(saver, "_every_n_epochs", 1)
         if getattr(saver, "_train_time_interval", None) is not None:
-            raise SettingError(f"{name}: train_time_interval saves nothing where steps are an algorithm's own; use every_n_train_steps")
+            raise SettingError(f"{name}: train_time_interval saves nothing under manual optimization; use every_n_train_steps")
         saves_else = getattr(saver, "save_last", None) or getattr(saver, "save_on_exception", False)
         if epochs > 1 and not saves_else and is_one_epoch(trainer):
             raise SettingError(f"{name}: every_n_epochs {epochs} saves nothing, since a run is one epoch; use every_n_train_steps")
         monitor = getattr(saver, "monitor", None)
         compares = monitor is None or monitor.startswith(EVALUATION_METRICS) or getattr(saver, "_every_n_train_steps", 1)
         if not (compares or saves_else) and getattr(saver, "_save_on_train_epoch_end", None) is not False and is_one_epoch(trainer):
-            once = f"monitor {monitor!r} would be seen at the end alone, since a run is one epoch"
+            once = f"monitor {monitor!r} would be checked only at the end, since a run is one epoch"
             raise SettingError(f"{name}: {once}; add every_n_train_steps (iterations), or monitor eval/mean_reward")
-    warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")  # it saves whole iterations
+    warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")  # iterations are saved whole
 
 
 def notify_loggers(trainer: pl.Trainer) -> None:
-    """Tell loggers, which may upload them, that the best or the last checkpoint is a new one."""
+    """Notify loggers, which may upload checkpoints, of a new best or last one."""
     best = next(iter(callbacks_of(trainer, BestModel)), None)
     if best is not None and trainer.is_global_zero:
         for logger in trainer.loggers:
-            logger.after_save_checkpoint(best)  # type: ignore[arg-type]  # which looks like one
+            logger.after_save_checkpoint(best)  # type: ignore[arg-type]  # has the attributes of a `ModelCheckpoint`
 
 
-def succeeds(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], waits: bool = False) -> bool:
-    """Return whether a save succeeded on all ranks, which wait for each other in it if it `waits`; report a full disk in one line."""
+def try_saving(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], waits: bool = False) -> bool:
+    """Run `save`, and return whether it succeeded on all ranks; report an error such as a full disk in one line.
+
+    `waits`: the ranks wait for each other within `save`.
+    """
     saved = True
     try:
         save()
@@ -311,5 +320,5 @@ def succeeds(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], ob
         saved = False
         if waits:
             trainer.strategy.barrier()
-        algorithm.say(f"{error}; the run goes on, with what was saved before")
+        algorithm.say(f"{error}; the run continues, and the previous save is kept")
     return saved if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(saved, all=True)

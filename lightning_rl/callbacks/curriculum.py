@@ -1,4 +1,4 @@
-"""Lessons: parameters of the environments that become harder as the policy learns."""
+"""Curriculum learning: environment parameters that get harder, lesson by lesson, as the policy learns."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MAX_UNREPORTED_EPISODES = 100
 
 
 class Curriculum(pl.Callback):
-    """Move parameters of the environments from lesson to lesson, each by its own criteria.
+    """Move environment parameters from lesson to lesson, each by its own criteria.
 
-    Runs add this callback themselves where `env.parameters` have lessons. Episodes count that play a parameter's current lesson, on all
-    ranks; of several agents those of each agent, and where several behaviors learn those of the behavior that the criteria name. Each is
-    measured as it ended, for all parameters before any moves on, so that decisions are the same on every rank. A new lesson begins with
-    the next episode of each environment, or at once where the one before had `require_reset`, and empties the windows of all parameters.
-    Evaluations play the final lessons, and until those are reached the current ones as well, as `eval/mean_reward_lesson`. The metric
-    `curriculum/<parameter>/lesson` counts from 0.
+    Runs add this callback automatically if `env.parameters` has lessons. An episode counts for a parameter if it plays the parameter's
+    current lesson, on any rank. With several agents, the episodes of each agent count; with several learning behaviors, those of the
+    behavior that the criteria name. Episodes are measured one by one, each for all parameters before any parameter advances, so that all
+    ranks make the same decisions. A new lesson begins with the next episode of each environment, or immediately if the previous lesson had
+    `require_reset`; it clears the windows of all parameters. Evaluations play the final lessons and, until those are reached, also the
+    current ones, as `eval/mean_reward_lesson`. The metric `curriculum/<parameter>/lesson` counts from 0.
 
     Args:
         parameters: as in `env.parameters`.
@@ -51,17 +51,17 @@ class Curriculum(pl.Callback):
         self.smoothed = dict.fromkeys(self.parameters, 0.0)
         self.windows = {name: deque[float](maxlen=self.window(name)) for name in self.parameters}
         self.elos: dict[str, float] = {}
-        """The rating in self-play of each behavior, or of the policy, whose name is "" then."""
+        """The self-play rating of each behavior; a single policy has the name ""."""
         self.unreported: int | None = 0
-        """Episodes that were measured by success before the first that reported it; then None."""
+        """Number of episodes that were measured by success but did not report it; None once an episode has."""
 
     def criteria(self, name: str) -> CompletionCriteria | None:
-        """Return when the current lesson of a parameter is learned; None in its last one."""
+        """Return the completion criteria of a parameter's current lesson; None for its last lesson."""
         parameter, lesson = self.parameters[name], self.lessons[name]
         return parameter.lessons[lesson].completion_criteria if lesson < len(parameter.lessons) - 1 else None
 
     def window(self, name: str) -> int:
-        """Return over how many episodes a parameter's lesson is measured."""
+        """Return the number of episodes over which a parameter's lesson is measured."""
         criteria = self.criteria(name)
         return 1 if criteria is None else criteria.window
 
@@ -85,11 +85,11 @@ class Curriculum(pl.Callback):
         self.smoothed = dict.fromkeys(self.parameters, 0.0)
 
     def on_run_continued(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Send the lessons again: restored environments have those that their episode began with."""
+        """Send the lessons again: restored environments still have those with which their episodes began."""
         self.send(trainer, algorithm)
 
     def send(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Set the lessons of the next episodes, and what evaluations play in addition to the final ones."""
+        """Set the lessons of the next episodes, and those that evaluations play in addition to the final ones."""
         algorithm.collector.set_lessons({name: each.until(self.lessons[name]) for name, each in self.parameters.items()})
         variants: dict[str, Wrapper] = {"lesson": partial(with_lessons, self)} if any(map(self.criteria, self.parameters)) else {}
         for evaluator in callbacks_of(trainer, RolloutEvaluator):
@@ -105,16 +105,16 @@ class Curriculum(pl.Callback):
                     reset |= self.add_episode(pl_module, episode, progress, behavior)
         current = {name: self.criteria(name) for name in self.parameters}
         by_progress = {name: each for name, each in current.items() if each is not None and each.measure == "progress"}
-        reset |= self.advance(pl_module, by_progress, progress)  # which moves without an episode, too
+        reset |= self.advance(pl_module, by_progress, progress)  # progress grows without episodes too
         if self.lessons != before:
             self.send(trainer, pl_module)
         if reset:
             pl_module.collector.restart_episodes()
 
     def add_episode(self, algorithm: AlgorithmRun, episode: Finished, progress: float, behavior: str = "") -> bool:
-        """Count an episode for the parameters whose current lesson it played; return whether a new lesson must begin at once.
+        """Count an episode for the parameters whose current lesson it played; return whether a new lesson must begin immediately.
 
-        `behavior`: whose it is, where there are several.
+        `behavior`: the behavior that played it, if there are several.
         """
         measured: dict[str, CompletionCriteria] = {}
         for name, lesson in self.lessons.items():
@@ -127,7 +127,7 @@ class Curriculum(pl.Callback):
         return self.advance(algorithm, measured, progress)
 
     def _count_unreported(self, algorithm: AlgorithmRun, episode: Finished) -> None:
-        """Warn once if no episode reports its success: the environment may do so only when it happens, or never."""
+        """Warn once if no episode reports its success: the environment may report it only when it succeeds, or never."""
         if episode.success is not None:
             self.unreported = None
         elif self.unreported is not None:
@@ -139,7 +139,7 @@ class Curriculum(pl.Callback):
                 )
 
     def advance(self, algorithm: AlgorithmRun, measured: Mapping[str, CompletionCriteria], progress: float) -> bool:
-        """Begin the next lesson of each of these parameters whose own is learned; return whether one must begin at once."""
+        """Advance the parameters whose current lesson is learned; return whether a new lesson must begin immediately."""
         learned = []
         for name, criteria in measured.items():
             window, lessons, old = self.windows[name], self.parameters[name].lessons, self.lessons[name]
@@ -170,7 +170,7 @@ class Curriculum(pl.Callback):
         return ", ".join(f"{name} {lesson + 1}/{len(self.parameters[name].lessons)}" for name, lesson in self.lessons.items())
 
     def finals(self) -> str:
-        """Describe the lessons that a policy is evaluated in."""
+        """Describe the final lessons, in which a policy is evaluated."""
         return ", ".join(f"{name} {each.lessons[-1].name} ({each.lessons[-1].value})" for name, each in self.parameters.items())
 
     def state_dict(self) -> State:
@@ -190,9 +190,9 @@ def need_increment(
 ) -> tuple[bool, float]:
     """Return whether a lesson is learned, and the new smoothed measure; called once for each episode that ended in the lesson.
 
-    After ML-Agents' function of the same name. `window` holds returns or successes of the last episodes. The smoothed measure is a
-    quarter of what it was and three quarters of the window's mean. At first it was 0, as there, or the mean itself where that is less, for
-    which 0 would be a success. A rating is compared as it is: games have smoothed it.
+    Follows ML-Agents' function of the same name. `window` holds the returns or successes of the last episodes. The smoothed measure is a
+    quarter of its previous value plus three quarters of the window's mean. It starts at 0, as in ML-Agents, or at the mean if the mean is
+    negative, for which 0 would be a success. An Elo rating is not smoothed again.
     """
     if len(window) < criteria.min_lesson_length:
         return False, smoothed
@@ -214,18 +214,18 @@ def mean(window: Sequence[float]) -> float:
 
 
 def with_lessons(curriculum: Curriculum, env: gym.Env) -> gym.Env:
-    """Let an environment play the current lessons, if it has parameters."""
+    """Make an environment play the current lessons, if it has parameters."""
     if env.has_wrapper_attr("set_lessons"):
         env.get_wrapper_attr("set_lessons")({name: each.only(curriculum.lessons[name]) for name, each in curriculum.parameters.items()})
     return env
 
 
 def check_criteria(parameters: Mapping[str, Parameter], behaviors: Sequence[str], rated: Sequence[str]) -> None:
-    """Raise `SettingError` for criteria that a run cannot judge.
+    """Raise `SettingError` for criteria that a run cannot evaluate.
 
     Args:
-        behaviors: the names of those that learn; empty in a run with one policy, which has no name.
-        rated: the names of those with a rating in self-play; that of one policy is "".
+        behaviors: the names of the learning behaviors; empty for a single policy, which has no name.
+        rated: the names of the behaviors with a self-play rating; "" for a single policy.
     """
     for name, parameter in parameters.items():
         for number, lesson in enumerate(parameter.lessons[:-1]):
@@ -236,7 +236,7 @@ def check_criteria(parameters: Mapping[str, Parameter], behaviors: Sequence[str]
                 raise SettingError(f"{place}.behavior {criteria.behavior!r}: this run has one policy, without a name; remove it")
             if criteria.behavior is not None and criteria.behavior not in behaviors:
                 hint = nearest(criteria.behavior, behaviors)
-                raise SettingError(f"{place}.behavior {criteria.behavior!r} is no behavior that learns{hint}")
+                raise SettingError(f"{place}.behavior {criteria.behavior!r} is not a learning behavior{hint}")
             if criteria.behavior is None and len(behaviors) > 1 and criteria.measure != "progress":
                 raise SettingError(f"{place}.behavior is missing: several behaviors learn; name one of {', '.join(behaviors)}")
             if criteria.measure == "elo" and (criteria.behavior or "") not in rated:

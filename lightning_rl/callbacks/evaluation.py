@@ -1,4 +1,4 @@
-"""Evaluate the policy during a run, on environments of its own."""
+"""Evaluate the policy during a run, on separate environments."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class EvaluationConfig:
     """How to evaluate the policy during the run.
 
     Args:
-        every_n_env_steps: environment steps between evaluations; default: 5 % of the run, and as many as `max_share` leaves time for.
-        episodes: how many episodes to play.
-        seed: of the first episode; the others count up.
-        num_envs: how many environments act together.
-        deterministic: the middle of the policy (most likely choice, mean) instead of a draw.
-        max_episode_steps: longest episode; default: the environment's own limit, or 10,000 where it has none.
+        every_n_env_steps: environment steps between evaluations; default: 5 % of the run, or more if `max_share` requires it.
+        episodes: number of episodes to play.
+        seed: seed of the first episode; the others count up.
+        num_envs: number of environments that are stepped together.
+        deterministic: take the most likely choice or the mean of the policy instead of a sample.
+        max_episode_steps: maximum length of an episode; default: the environment's own limit, or 10,000 if it has none.
         every_n_updates: the same as `every_n_env_steps` for runs that count updates.
         opponent: who plays the other seats of a game: `random`, a run's folder, or the path of a scripted player.
         stop_at: end the run when the mean return reaches this.
-        patience: end the run after so many evaluations in a row without improvement.
-        max_share: where no interval is given, an evaluation waits until all together play at most this share of the environment steps
-            learned from; the last weights are always evaluated.
+        patience: end the run after this many evaluations in a row without improvement.
+        max_share: without an interval, evaluations are delayed so that together they play at most this share of the run's environment
+            steps; the last weights are always evaluated.
     """
 
     every_n_env_steps: int | None = None
@@ -73,17 +73,17 @@ class EvaluationConfig:
 class RolloutEvaluator(pl.Callback):
     """Play episodes with fixed seeds every `every_n_env_steps` environment steps (or updates), and at the end of the run.
 
-    Without an interval it is every 5 % of the run, unless evaluations would play more than `max_share` of the run's environment steps: then
-    they wait, so that they lie evenly over the run and their cost is bounded, whatever the length of episodes.
+    The default interval is 5 % of the run. Evaluations are delayed if they would play more than `max_share` of the run's environment steps.
+    They are then spread evenly over the run, and their cost is bounded whatever the length of episodes.
 
-    Logs `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and, where the environment reports it, `eval/success_rate`, of small
-    games `eval/exploitability`, as well as the metrics of the algorithm's `validate`; other callbacks get them in
-    `on_evaluation_end(trainer, algorithm, metrics)`. Learning is the same with and without it: networks keep their mode and the global
-    random generators their state.
+    Logs `eval/mean_reward`, `eval/std_reward`, `eval/mean_ep_length` and the metrics of the algorithm's `validate`; also
+    `eval/success_rate` if the environment reports success, and `eval/exploitability` for small games. Other callbacks get the metrics in
+    `on_evaluation_end(trainer, algorithm, metrics)`. Evaluation does not affect learning: networks keep their mode, and the global random
+    generators keep their state.
 
     Args:
-        env: builds the environment, settings or a function; default: the algorithm's own.
-        file: a CSV file for one row an episode.
+        env: settings of the environment, or a function that builds it; default: the algorithm's environment.
+        file: a CSV file with one row per episode.
         every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, every_n_updates, opponent, max_share: as in
             `EvaluationConfig`.
     """
@@ -106,7 +106,7 @@ class RolloutEvaluator(pl.Callback):
         given = {name: value for name, value in optional.items() if value is not None}
         for name, value in {**given, "episodes": episodes, "num_envs": num_envs}.items():
             if value == 0 and value is not False:
-                raise SettingError(f"evaluation.{name} must be at least 1, got 0; a run without evaluations has evaluation null")
+                raise SettingError(f"evaluation.{name} must be at least 1, got 0; evaluation null turns evaluations off")
             check_range(f"evaluation.{name}", value, 1, whole=True)
         check_seed("evaluation.seed", seed)
         check_flag("evaluation.deterministic", deterministic)
@@ -119,19 +119,19 @@ class RolloutEvaluator(pl.Callback):
         self.env, self.file, self.opponent, self.max_share = env, file, str(opponent), max_share
         self.table: CsvTable | None = None
         self.wrappers: list[Wrapper] = []
-        """What other callbacks put around each environment to watch it; variants are played without."""
+        """Wrappers with which other callbacks watch each environment; variants are played without them."""
         self.variants: dict[str, Wrapper] = {}
-        """Wrappers under whose names the policy is evaluated as well, in addition to the environment as it is."""
+        """Wrappers by name; the policy is also evaluated under each of them, in addition to the environment as it is."""
         self.evaluated_at, self.evaluations, self.continues, self.hinted = 0, 0, False, False
         self.played, self.last_played = 0, 0
         """Environment steps of all evaluations of the run, and of the last one."""
         self.reports_success = False
-        """Whether any episode of the run, played here or learned from, has reported its success."""
+        """Whether any episode of the run, in evaluation or training, has reported its success."""
 
     def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
-        """Return an evaluator of a rank's share of the episodes; None where it has none.
+        """Return an evaluator for a rank's share of the episodes; None if its share is empty.
 
-        Rank 0 plays all of them where a wrapper must see all, or where a subclass overrides `play`.
+        Rank 0 plays all of them if there are wrappers, which must see them all, or if a subclass overrides `play`.
         """
         if self.wrappers or type(self).play is not RolloutEvaluator.play:
             return None if rank else self
@@ -140,19 +140,19 @@ class RolloutEvaluator(pl.Callback):
         return mine if mine.episodes else None
 
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
-        """Play the episodes of one evaluation, with a variant's wrappers around each environment; raise `RunStoppedError` when `stop()`."""
-        # new environments each time: what they keep over their resets would make an evaluation depend on those before
+        """Play the episodes of one evaluation in environments with a variant's wrappers; raise `RunStoppedError` when `stop()` is true."""
+        # new environments each time: state that survives resets would make an evaluation depend on earlier ones
         num_envs = min(self.num_envs, self.episodes)
         named = self.opponent != "random"
         opponent = algorithm.make_opponent(self.opponent, num_envs * len(algorithm.spaces.agents)) if named else None
         env = algorithm.env if self.env is None else self.env
-        wrappers = variant or self.wrappers  # which see the environment as it is
+        wrappers = variant or self.wrappers  # wrappers that watch see the environment as it is
         try:
             player = make_player(env, num_envs, self.max_episode_steps, algorithm.spaces, wrappers, opponent)
         except SettingError as error:
             if not (algorithm.has_trainer and algorithm.trainer.state.fn == TrainerFn.FITTING):
                 raise
-            raise SettingError(f"{error}; an evaluation builds {num_envs} of its own, --evaluation null trains without") from error
+            raise SettingError(f"{error}; an evaluation builds {num_envs} of its own; --evaluation null turns it off") from error
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
             if self.env is not None and isinstance(player, EpisodePlayer):
@@ -162,11 +162,11 @@ class RolloutEvaluator(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         number = len(callbacks_of(trainer, RolloutEvaluator))
         if number > 1 and any(isinstance(each, BestModel | StopOnEvaluation) for each in callbacks_of(trainer, object)):
-            mixed = "best.ckpt and patience would take all as one series"
-            raise SettingError(f"{number} evaluators: {mixed}; give one, such as MultiEvaluator([RolloutEvaluator(…), …])")
+            mixed = "best.ckpt and patience would treat them as one series"
+            raise SettingError(f"{number} evaluators: {mixed}; combine them, MultiEvaluator([RolloutEvaluator(…), …])")
         self.variants, self.reports_success, self.continues = {}, False, False
         self.interval = interval_of("evaluation", self, pl_module, 20)
-        check_can_be_built(pl_module.env if self.env is None else self.env)  # now, not after the first rollouts
+        check_can_be_built(pl_module.env if self.env is None else self.env)  # fail now, not after the first rollouts
         if self.opponent != "random":
             pl_module.make_opponent(self.opponent, 1)
 
@@ -176,7 +176,7 @@ class RolloutEvaluator(pl.Callback):
             self.evaluated_at, self.evaluations, self.played, self.last_played = pl_module.count, 0, 0, 0
 
     def on_environment_changed(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Forget whether episodes of another task reported their success."""
+        """Forget that episodes of another task reported their success."""
         self.reports_success = False
 
     def on_run_continued(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
@@ -206,7 +206,7 @@ class RolloutEvaluator(pl.Callback):
             self.evaluate(trainer, algorithm)
 
     def is_bounded(self, algorithm: AlgorithmRun) -> bool:
-        """Return whether `max_share` counts: where no interval is given, in a run that counts environment steps."""
+        """Return whether `max_share` applies: in a run that counts environment steps, without an interval."""
         return algorithm.counter == "env_steps" and self.every_n_env_steps is None
 
     def count_episodes(self) -> int:
@@ -214,9 +214,10 @@ class RolloutEvaluator(pl.Callback):
         return self.episodes
 
     def affords_one(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> bool:
-        """Return whether `max_share` leaves the environment steps of an evaluation now, and of one at the end.
+        """Return whether `max_share` allows the environment steps of an evaluation now and of one at the end.
 
-        An evaluation is expected to play as many steps as the last one, or as its episodes have on average in training.
+        An evaluation is expected to play as many steps as the last one, or as its episodes would at their mean length in training if that
+        is more.
         """
         if not self.is_bounded(algorithm):
             return True
@@ -226,21 +227,21 @@ class RolloutEvaluator(pl.Callback):
         return self.played + expected <= now and self.played + 2 * expected <= at_end
 
     def evaluate(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Play, each rank its share, log, write the file, and call `on_evaluation_end`; do nothing if a rank is asked to stop.
+        """Play each rank's share, log, write the file, and call `on_evaluation_end`; record nothing if a rank is asked to stop.
 
-        To Lightning's callbacks and the module's hooks it is a validation: what they change at its start, such as weights by their mean, is
-        what is judged, and what they log up to `on_validation_epoch_end` are metrics of the evaluation too.
+        To Lightning's callbacks and the module's hooks this is a validation. What they change at its start is what is evaluated, such as
+        weights replaced by their average; what they log up to `on_validation_epoch_end` becomes a metric of the evaluation.
         """
         metrics = None
         with run_as_validation(trainer, algorithm) as logged:
             call_hooks(trainer, algorithm, "on_validation_start", "on_validation_epoch_start")
             try:
-                metrics = self._judge(trainer, algorithm)
-            finally:  # of an evaluation that was interrupted only the averaging of weights is undone
+                metrics = self._measure(trainer, algorithm)
+            finally:  # after an interrupted evaluation, only undo the averaging of weights
                 call_hooks(trainer, algorithm, "on_validation_epoch_end", only=object if metrics is not None else WeightAveraging)
         if metrics is None:
             return
-        monitored, row = trainer.strategy.broadcast((logged["callback"], logged["log"]))  # all ranks decide by the same numbers
+        monitored, row = trainer.strategy.broadcast((logged["callback"], logged["log"]))  # so that all ranks make the same decisions
         log_row(trainer, algorithm, metrics | row)
         metrics |= monitored
         show_to_callbacks(trainer, monitored)
@@ -251,11 +252,11 @@ class RolloutEvaluator(pl.Callback):
         with run_as_validation(trainer, algorithm):
             call_hooks(trainer, algorithm, "on_validation_end", without=absent)
 
-    def _judge(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> dict[str, float] | None:
-        """Play, and log what was found; return None if a rank is asked to stop."""
+    def _measure(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> dict[str, float] | None:
+        """Play the episodes and return their metrics; None if a rank is asked to stop."""
         ranks = of_all_ranks(self._play_share(trainer, algorithm))
         played = [each for each in ranks if each is not None]
-        if len(played) < len(ranks):  # one was asked to stop
+        if len(played) < len(ranks):  # a rank was asked to stop
             return None
         self.evaluated_at, self.evaluations = algorithm.count, self.evaluations + 1
         steps = sum(episode.length for parts in played for part in parts for episode in part)
@@ -264,15 +265,15 @@ class RolloutEvaluator(pl.Callback):
         episodes, *others = ([episode for part in parts for episode in part] for parts in zip(*played, strict=True))
         if not (self.hinted or self.max_episode_steps) and any(episode.length == MAX_EPISODE_STEPS for episode in episodes):
             self.hinted = True
-            way_out = "evaluation.max_episode_steps ends them earlier, env.max_episode_steps those of training too"
-            algorithm.say(f"hint: episodes of the evaluation were ended after {MAX_EPISODE_STEPS:,} steps; {way_out}")
+            way_out = "evaluation.max_episode_steps ends them earlier, env.max_episode_steps also those of training"
+            algorithm.say(f"hint: episodes of the evaluation were truncated after {MAX_EPISODE_STEPS:,} steps; {way_out}")
         statistics = algorithm.collector.statistics
         statistics.share_reports()
         self.reports_success |= statistics.reports_success or any(each.success is not None for each in episodes)
         if not self.reports_success and is_monitored(trainer, "eval/success_rate"):
             self.reports_success = True
             algorithm.say("no episode has reported is_success in its last info: eval/success_rate, which is monitored, is 0 until one does")
-        if self.reports_success:  # an episode that does not report it is a failure
+        if self.reports_success:  # an episode that does not report it counts as a failure
             episodes = [episode._replace(success=episode.success or 0.0) for episode in episodes]
         metrics = metrics_of(episodes)
         for name, each in zip(self.variants, others, strict=True):
@@ -316,18 +317,18 @@ class RolloutEvaluator(pl.Callback):
 
 
 class MultiEvaluator(RolloutEvaluator):
-    """Several evaluators as one: their episodes are evaluated together, at the first one's interval.
+    """Combine several evaluators: their episodes are evaluated together, at the interval of the first one.
 
     Args:
-        evaluators: for instance one deterministic and one not, or one for each variant of the environment.
-        file: a CSV file for one row an episode.
+        evaluators: for example a deterministic and a stochastic one, or one for each variant of the environment.
+        file: a CSV file with one row per episode.
     """
 
     def __init__(self, evaluators: list[RolloutEvaluator], file: Path | None = None) -> None:
         if not evaluators or not all(isinstance(each, RolloutEvaluator) for each in evaluators):
             raise SettingError(f"MultiEvaluator takes a list of at least one evaluator, such as [RolloutEvaluator()], got {evaluators!r}")
         first = evaluators[0]
-        # 10 episodes: the name of its state in checkpoints
+        # the number 10 is part of its `state_key`
         super().__init__(first.every_n_env_steps, 10, every_n_updates=first.every_n_updates, max_share=first.max_share, file=file)
         self.evaluators = evaluators
 
@@ -358,9 +359,9 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
 
 @contextmanager
 def run_as_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, dict[str, float]]]:
-    """Put the Trainer into the stage of a validation, where hooks may log, also at the end of a run.
+    """Put the Trainer into its validation stage, in which hooks may log, even at the end of a run.
 
-    Yield what will hold their metrics: of `log` for the row, of `callback` for callbacks.
+    Yield a dict that is filled with their metrics on exit: `log` for the row of the log, `callback` for callbacks.
     """
     logged: dict[str, dict[str, float]] = {}
     stage, hook = trainer.state.stage, module._current_fx_name
@@ -380,12 +381,12 @@ def run_as_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, di
 
 
 def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = object, without: Sequence[object] = ()) -> None:
-    """Call hooks of Lightning in callbacks, but for its progress bars, which would show batches, and then in the module.
+    """Call hooks of Lightning in callbacks and then in the module, except in its progress bars, which would show batches.
 
-    `only`: the class of those that are called.  without: those that are not.
+    `only`: the class of the objects to call.  without: callbacks to skip.
     """
     for hook in hooks:
-        module._current_fx_name = hook  # `log` asks where it is called
+        module._current_fx_name = hook  # `log` checks which hook calls it
         for each in [*callbacks_of(trainer, only), *([module] if isinstance(module, only) else [])]:
             if each not in without and hasattr(each, hook) and not any(base.__name__ == "ProgressBar" for base in type(each).__mro__):
                 getattr(each, hook)(*(() if each is module else (trainer, module)))
@@ -399,11 +400,11 @@ def make_player(
     wrappers: Sequence[Wrapper] = (),
     opponent: Opponent | None = None,
 ) -> EpisodePlayer | AgentEpisodePlayer:
-    """Return a player of episodes, which end at the given or the environment's own limit.
+    """Return a player of episodes, which end at `max_episode_steps`, or else at the environment's own limit.
 
-    `spaces`: those of the policy, whose environments must have masks if they say so; None asks the environment. `wrappers` go around each
-    environment, the last one outside. `opponent`: of a game; None moves at random. A ready vector environment, which cannot be built
-    again, raises `SettingError`.
+    `spaces`: those of the policy; if they are masked, the environments must have masks; None takes those of the environment. `wrappers`:
+    for each environment, the last one outermost. `opponent`: plays the other seats of a game; None moves at random. Raises `SettingError`
+    for a ready vector environment, which cannot be built again.
     """
     builder = single_env_config(check_can_be_built(env))
 
@@ -422,7 +423,7 @@ def make_player(
 
 
 def check_shapes(theirs: Spaces, ours: Spaces) -> None:
-    """Raise `SettingError` unless an environment to evaluate in has the parts and shapes of spaces that the policy knows."""
+    """Raise `SettingError` unless the spaces of an evaluation environment have the same parts and shapes as the policy's."""
     for name in ("observation", "action"):
         its, known = (getattr(spaces, name) for spaces in (theirs, ours))
         parts, known_parts = (tree_map(np.shape, allocate(space, 1)) for space in (its, known))
@@ -432,7 +433,7 @@ def check_shapes(theirs: Spaces, ours: Spaces) -> None:
 
 
 def check_can_be_built(env: Env) -> EnvConfig | Callable[[], gym.Env]:
-    """Return what builds an environment; raise `SettingError` for a ready vector environment, which cannot be built again, and for none."""
+    """Return the settings or function that builds an environment; raise `SettingError` for a ready vector environment and for None."""
     if env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train or evaluate it")
     if isinstance(env, EnvConfig) or callable(env):

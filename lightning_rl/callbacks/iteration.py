@@ -1,4 +1,4 @@
-"""Callbacks that every run of an algorithm has, for target networks and the ends of iterations and runs; hooks around gradients."""
+"""Callbacks of every run, for target networks and the ends of iterations and runs; hooks around gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSED_CALLBACKS = {
     "SpikeDetection": "on_nan",
     "BasePredictionWriter": "the episodes that trainer.predict returns",
 }
-"""Callbacks of Lightning that cannot work here, and the setting to use."""
+"""Callbacks of Lightning that cannot work here, and what to use instead."""
 LIGHTNING = ("pytorch_lightning.", "lightning.pytorch.")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
@@ -38,8 +38,8 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 class TargetNetworkUpdate(pl.Callback):
     """Move each target network towards its online network after every `every_n_updates` updates.
 
-    θ̄ ← τ θ + (1 − τ) θ̄ for the weights; buffers, such as statistics of a normalization, are copied. Algorithms with target networks add
-    this callback themselves, with their `tau` and `target_update_interval`, unless the Trainer has one.
+    θ̄ ← τ θ + (1 − τ) θ̄ for the weights; buffers, such as normalization statistics, are copied. Algorithms with target networks add
+    this callback automatically, with their `tau` and `target_update_interval`, unless the Trainer already has one.
 
     Args:
         tau: fraction to move; 1.0 copies the weights (DQN), 0.005 tracks slowly (SAC).
@@ -61,7 +61,7 @@ class TargetNetworkUpdate(pl.Callback):
         self.buffers = list(zip(target.buffers(), online.buffers(), strict=True))
 
     def on_update_end(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Move the target networks if it is time."""
+        """Move the target networks if a move is due."""
         if algorithm.updates % self.every_n_updates:
             return
         with torch.no_grad():
@@ -76,11 +76,14 @@ def make_target(online: Network) -> Network:
 
 
 BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)
-"""Callbacks that act at the end of an iteration before a user's, in this order."""
+"""Callbacks that act before the user's at the end of an iteration, in this order."""
 
 
 class EndIteration(pl.Callback):
-    """The first of all callbacks: averaged weights, ratings, lessons and evaluations come next, and a user's find a finished iteration."""
+    """End each iteration, as the first of all callbacks.
+
+    Averaged weights, ratings, lessons and evaluations come next, so that the user's callbacks see a finished iteration.
+    """
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if trainer.precision not in PRECISIONS:
@@ -99,16 +102,16 @@ class EndIteration(pl.Callback):
         forget_reasons(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        if trainer.fit_loop.epoch_loop.batch_progress.current.completed == 0:  # a hook skips all batches: epochs would follow without end
+        if trainer.fit_loop.epoch_loop.batch_progress.current.completed == 0:  # a hook skips all batches: epochs would repeat forever
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        """Let averaged weights come into the model between the last save, of those that were learned, and a user's callbacks."""
+        """Reorder callbacks: averaged weights enter the model after the last save of the learned ones, before the user's callbacks run."""
         averages = [each for each in callbacks_of(trainer, object) if is_average(each)]
         if averages:
             before = [self, *(each for kind in (*BEFORE_USERS, SaveCheckpoints) for each in callbacks_of(trainer, kind)), *averages]
             others = [each for each in trainer.callbacks if each not in before]  # type: ignore[attr-defined]
-            trainer.callbacks[:] = [*before, *others]  # type: ignore[attr-defined]  # Lightning goes through this list, of which this is the first
+            trainer.callbacks[:] = [*before, *others]  # type: ignore[attr-defined]  # in place: Lightning is iterating over it, at its first
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         pl_module.end_iteration()
@@ -117,11 +120,11 @@ class EndIteration(pl.Callback):
 
 
 class EndRun(pl.Callback):
-    """Close a run, also after an exception, and remember the Trainer's callbacks without those of the model.
+    """Close a run, even after an exception, and remember the Trainer's callbacks without those of the model.
 
-    Lightning tears nothing down after an exception, although environments with processes must be closed, and leaves the callbacks of a
-    model to the models after it. They stay until the next one comes: a checkpoint that is saved after the run, or at an exception, holds
-    their state.
+    Lightning runs no teardown after an exception, but environments with processes must be closed. It also passes a model's callbacks on to
+    the next model of the Trainer. Here they stay only until the next run begins: a checkpoint saved after the run or on an exception
+    includes their state.
 
     Args:
         before: the Trainer's callbacks without those of the model.
@@ -131,7 +134,7 @@ class EndRun(pl.Callback):
         self.before = self.during = before
 
     def on_exception(self, trainer: pl.Trainer, pl_module: AlgorithmRun, exception: BaseException) -> None:
-        if isinstance(exception, Exception):  # after a second Ctrl-C nothing is waited for
+        if isinstance(exception, Exception):  # no save after a second Ctrl-C
             for saver in callbacks_of(trainer, SaveCheckpoints):
                 saver.save_after_error(trainer, pl_module)
         self.teardown(trainer, pl_module, "fit")
@@ -143,46 +146,46 @@ class EndRun(pl.Callback):
 
 GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 UNUSED_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "training_step_end")
-"""Methods of a LightningModule that are not called where it makes its gradient steps itself."""
+"""Methods of a LightningModule that are not called under manual optimization."""
 UNUSED_LOOPS = ("validation_step", "val_dataloader", "test_step", "test_dataloader", "predict_step", "predict_dataloader")
-"""Those that are not called where evaluations play episodes."""
+"""Methods of a LightningModule that are not called because evaluations play episodes."""
 
 
 def gradient_hooks(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[..., object]:
-    """Return what calls the hooks around gradients that callbacks or the module override, by name; nothing where none does."""
-    heard: dict[str, list[Callable[..., object]]] = {name: [] for name in GRADIENT_HOOKS}
-    for name, methods in heard.items():
+    """Return a function that calls a gradient hook by name, in the callbacks and the module that override it; a no-op if none does."""
+    overridden: dict[str, list[Callable[..., object]]] = {name: [] for name in GRADIENT_HOOKS}
+    for name, methods in overridden.items():
         for callback in callbacks_of(trainer, object):
             if overrides(callback, name):
                 methods.append(partial(getattr(callback, name), trainer, module))
         if overrides(module, name):
             methods.append(getattr(module, name))
-    if not any(heard.values()):
+    if not any(overridden.values()):
         return lambda name, *arguments: None
-    return lambda name, *arguments: [method(*arguments) for method in heard[name]]
+    return lambda name, *arguments: [method(*arguments) for method in overridden[name]]
 
 
 def overrides(instance: object, name: str) -> bool:
-    """Return whether a callback or a module has a method of its own in place of Lightning's."""
+    """Return whether a callback or a module overrides a method of Lightning's."""
     method = getattr(instance, name, None)
     return method is not None and not getattr(method, "__module__", "").startswith(LIGHTNING)
 
 
 def check_averages(trainer: pl.Trainer) -> None:
-    """Raise `SettingError` for a mean over the beginnings of epochs in a run of one epoch: it would be the initial weights."""
+    """Raise `SettingError` for weights averaged at the start of epochs in a run of one epoch: they would be the initial weights."""
     for callback in callbacks_of(trainer, object):
         if (trainer.limit_train_batches == 1.0 or trainer.max_epochs == 1) and is_average(callback, ("StochasticWeightAveraging",)):
-            way_out = "set trainer.limit_train_batches to iterations of an epoch, or use EMAWeightAveraging"
-            raise SettingError(f"{type(callback).__name__} would bring back the initial weights, since a run is one epoch; {way_out}")
+            way_out = "set trainer.limit_train_batches to the iterations of an epoch, or use EMAWeightAveraging"
+            raise SettingError(f"{type(callback).__name__} would restore the initial weights, since a run is one epoch; {way_out}")
 
 
 def is_average(callback: object, names: Container[str] = ("WeightAveraging", "StochasticWeightAveraging")) -> bool:
-    """Return whether a callback brings averaged weights into the model at the end, by its names in either package of Lightning."""
+    """Return whether a callback puts averaged weights into the model at the end, by its class names in either package of Lightning."""
     return any(kind.__name__ in names for kind in type(callback).__mro__)
 
 
 def user_callbacks(callbacks: list[pl.Callback]) -> list[pl.Callback]:
-    """Return a Trainer's callbacks without those of the previous model; what was added or removed since its run stays so.
+    """Return a Trainer's callbacks without those of the previous model. Changes that the user has made since its run are kept.
 
     Raises:
         SettingError: one of them cannot work with an algorithm.

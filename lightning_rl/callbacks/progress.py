@@ -1,4 +1,4 @@
-"""What a run prints: at first what learns from what, where and how it is evaluated, then a bar in environment steps or updates."""
+"""Print a summary when a run starts, then a progress bar in environment steps or updates."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ DIAGNOSTICS = {
     "train/entropy_loss": ("entropy", -1),
     "train/explained_variance": ("explained variance", 1),
 }
-"""What shows whether learning is healthy, by the metrics of the last row: their words and signs, as many as a terminal has room for."""
+"""Metrics that show whether learning is healthy, with their label and sign in the progress bar, which shows as many as fit."""
 SECONDS_BETWEEN_REFRESHES = 0.25
 SECONDS_BETWEEN_LINES = 60.0
-"""In a log file."""
+"""Between lines of progress in a log file."""
 BAR_WIDTH = 12
 
 
 def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
-    """Return lines about a run that is about to begin or to go on."""
+    """Return the lines of the summary of a run that is about to start or resume."""
     name, collector, spaces = type(algorithm).__name__, algorithm.collector, algorithm.spaces
     behaviors = f", behaviors {', '.join(algorithm.learner_names)}" if algorithm.learner_names else ""
     num_copies = collector.num_envs // spaces.rows
@@ -62,14 +62,14 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
 
 
 def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
-    """Return when a run is evaluated, and what that costs."""
+    """Describe when a run is evaluated, and with how many episodes."""
     evaluators = callbacks_of(trainer, RolloutEvaluator)
     if not evaluators:
         return "none"
     first = evaluators[0]
     collector, updates = algorithm.collector, getattr(algorithm, "updates_per_iteration", math.inf)
     steps = collector.n_steps * collector.num_envs * trainer.world_size  # infinite if unknown
-    iteration = updates if algorithm.counter == "updates" else steps  # evaluations lie between iterations
+    iteration = updates if algorithm.counter == "updates" else steps  # evaluations happen between iterations
     is_short = first.interval < iteration < math.inf
     when = "after each iteration" if is_short else f"every {first.interval:,} {algorithm.counted}"
     episodes = f"{first.episodes} episode{'s' * (first.episodes > 1)} {when}"
@@ -77,17 +77,17 @@ def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
 
 
 class Output(Console):
-    """The console; a reader that is gone ends the program, as it does elsewhere."""
+    """A console on which a broken pipe ends the program, as it does elsewhere."""
 
     def on_broken_pipe(self) -> None:
         raise
 
 
 class EnvStepsProgressBar(ProgressBar):
-    """What the run is, then environment steps (or updates) done of those planned, means of episodes, diagnostics, speed and time left.
+    """Print a summary of the run, then its progress: environment steps (or updates), episode means, diagnostics, speed and time left.
 
-    A terminal and a notebook show a bar; elsewhere (a log file) a line appears about every minute and at the end. Evaluations are
-    printed as they come, and once a hint where the policy without its randomness is much worse than with it.
+    A terminal and a notebook show a bar; elsewhere (a log file) a line appears about every minute and at the end. Results of evaluations
+    are printed when they arrive. If the deterministic policy is much worse than the sampled one, a hint is printed once.
     """
 
     def __init__(self) -> None:
@@ -95,21 +95,21 @@ class EnvStepsProgressBar(ProgressBar):
         self.enabled = True
         self.bar: Progress | None = None
         self.cell_output: Any = None
-        """A notebook's display of the bar."""
+        """The display of the bar in a notebook."""
         self.hinted = False
 
     @cached_property
     def console(self) -> Console:
-        """Return where to print."""
+        """Return the console on which to print."""
         return Output(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     @property
     def live(self) -> bool:
-        """Return whether what is shown can be kept up to date."""
+        """Return whether the output can be updated in place."""
         return self.console.is_terminal or self.console.is_jupyter
 
     def __getstate__(self) -> dict[str, Any]:
-        # they have locks: a spawned rank makes its own
+        # both have locks: a spawned rank makes its own
         return {name: value for name, value in vars(self).items() if name not in ("console", "cell_output")} | {"cell_output": None}
 
     def disable(self) -> None:
@@ -120,7 +120,7 @@ class EnvStepsProgressBar(ProgressBar):
 
     @property
     def is_enabled(self) -> bool:
-        """Return whether it prints, which Lightning asks where an algorithm prints."""
+        """Return whether it prints; Lightning checks this when an algorithm prints."""
         return self.enabled
 
     def print(self, *args: object, **kwargs: Any) -> None:
@@ -168,13 +168,13 @@ class EnvStepsProgressBar(ProgressBar):
         without_chance = any(each.deterministic for each in callbacks_of(trainer, RolloutEvaluator))
         if sampled is not None and without_chance and not self.hinted and mean < sampled - max(2 * deviation, 0.25 * abs(sampled)):
             self.hinted = True
-            way_out = "judge what is sampled with evaluation.deterministic false"
+            way_out = "evaluate the sampled policy with evaluation.deterministic false"
             if hasattr(pl_module, "ent_coef"):
-                way_out += ", or lower the entropy that the policy is paid for"
-            self.print(f"hint: episodes of training return {short_number(sampled)}, with actions that are drawn; {way_out}")
+                way_out += ", or lower the entropy bonus, model.ent_coef"
+            self.print(f"hint: training episodes, with sampled actions, return {short_number(sampled)}; {way_out}")
 
     def text(self, algorithm: AlgorithmRun, width: int | None = None) -> str:
-        """Return what `describe_progress` does, since the start."""
+        """Return the text of `describe_progress` for the time since the start."""
         return describe_progress(algorithm, self.first, time.monotonic() - self.started, width)
 
     def cell(self, algorithm: AlgorithmRun) -> dict[str, str]:
@@ -193,23 +193,23 @@ class EnvStepsProgressBar(ProgressBar):
 
 
 def make_bar(console: Console) -> Progress:
-    """Return a display of bars with texts, which is refreshed when it is told to."""
+    """Return a display of bars with texts, which is refreshed only on request."""
     bar = BarColumn(bar_width=BAR_WIDTH, complete_style="green", finished_style="green")
     return Progress(bar, TextColumn("{task.description}", style="none", markup=False), console=console, auto_refresh=False)
 
 
 def describe_progress(algorithm: AlgorithmRun, first: int, seconds: float, width: int | None = None) -> str:
-    """Return what is done of what is planned, means of episodes, diagnostics, the speed since the start and the time left.
+    """Return the progress so far: count and length, episode means, diagnostics, the speed since the start and the time left.
 
-    `first`: the count at the start, so many `seconds` ago.  `width`: letters that there is room for; what does not fit after the mean
-    return is left out.
+    `first`: the count at the start, `seconds` ago.  `width`: maximum number of characters; what does not fit after the mean return is left
+    out.
     """
     speed = (algorithm.count - first) / max(seconds, 1e-9)
     left = timedelta(seconds=round(max(0, algorithm.length - algorithm.count) / max(speed, 1e-9)))
     name = unit(algorithm)
     mean, *others = algorithm.in_short().split(" · ")
     before, after = [f"{algorithm.count:,}/{algorithm.length:,} {name}"], [f"{speed:,.0f} {name}/s", f"ETA {left}"]
-    before += [mean] if mean else []  # what only reads a dataset has no episodes
+    before += [mean] if mean else []  # an offline run has no episodes
     found: Any = algorithm.trainer.callback_metrics
     others += [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
     for other in others:
@@ -219,5 +219,5 @@ def describe_progress(algorithm: AlgorithmRun, first: int, seconds: float, width
 
 
 def unit(algorithm: AlgorithmRun) -> str:
-    """Return what is counted, in one word."""
+    """Return the unit of the run's count, in one word."""
     return algorithm.counter.removeprefix("env_")

@@ -1,4 +1,4 @@
-"""What callbacks ask of the run of an algorithm, which is built upon them, and of its Trainer."""
+"""Interfaces that callbacks need of an algorithm's run and of its Trainer."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ class AlgorithmRun(Protocol):
 
 
 def callbacks_of(trainer: pl.Trainer, kind: type[Kind]) -> list[Kind]:
-    """Return the callbacks of a Trainer that are of a kind; those of the package `lightning` are no `pl.Callback`."""
+    """Return the callbacks of a Trainer that are instances of a class; those of the package `lightning` are not `pl.Callback`s."""
     return [each for each in trainer.callbacks if isinstance(each, kind)]  # type: ignore[attr-defined]

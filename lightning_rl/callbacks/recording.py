@@ -1,4 +1,4 @@
-"""Record a run as it learns: videos, demonstrations, and its learning curve."""
+"""Record a run during learning: videos, demonstrations, and the learning curve."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from lightning_rl.reports.runs import TRAINING, series
 from lightning_rl.types import State
 
 PREVIEW = "fps=10,scale=w='min(320,iw)':h=-1,split[a][b];[a]palettegen[colours];[b][colours]paletteuse"
-"""A small GIF for TensorBoard, which keeps all of them in one file: ten frames a second, at most 320 pixels wide."""
+"""A small GIF for TensorBoard, which keeps all of them in one file: ten frames per second, at most 320 pixels wide."""
 
 
 def evaluators_of(trainer: pl.Trainer, needed_by: str) -> list[RolloutEvaluator]:
     """Return the evaluators of a run; raise `SettingError` if there are none."""
     found = callbacks_of(trainer, RolloutEvaluator)
     if not found:
-        raise SettingError(f"{needed_by} evaluations, and this run has none: leave evaluation as it is")
+        raise SettingError(f"{needed_by} evaluations, and this run has none: remove evaluation null")
     return found
 
 
 class Video(pl.Callback):
     """Record episodes at every k-th evaluation into the run's `videos/`, and pass them to the loggers.
 
-    Files are named for what the run counts: `env_steps_020000_episode_0.mp4`, with leading zeros, so that they sort. Actions are the most
-    likely ones. W&B gets the files as `eval/video`, TensorBoard the first of them as an animated picture. Learning is the same with and
-    without it: it has an environment of its own, and the global random generators keep their state. Needs the extra `video`, and an
-    environment that renders `rgb_array`; a function that builds one must set that itself.
+    Files are named after the run's count: `env_steps_020000_episode_0.mp4`, with leading zeros, so that they sort. Actions are the most
+    likely ones. W&B gets the files as `eval/video`, TensorBoard the first of them as an animated GIF. Recording does not affect learning:
+    it uses a separate environment, and the global random generators keep their state. Needs the extra `video`, and an environment that
+    renders `rgb_array`; a function that builds the environment must set that itself.
 
     Args:
-        every_n_evaluations: k; 1 is each of them.
-        episodes: how many to play.
-        seed: of the first episode; the others count up.
-        max_episode_steps: longest episode; default: the environment's own limit, or 10,000 where it has none.
+        every_n_evaluations: k; 1 records at each of them.
+        episodes: number of episodes to record.
+        seed: seed of the first episode; the others count up.
+        max_episode_steps: maximum length of an episode; default: the environment's own limit, or 10,000 if it has none.
     """
 
     def __init__(self, every_n_evaluations: int = 1, episodes: int = 1, seed: int = 10_000, max_episode_steps: int | None = None) -> None:
@@ -70,10 +70,10 @@ class Video(pl.Callback):
         env = check_can_be_built(pl_module.env)
         if trainer.is_global_zero:
             with isolate_rng():
-                check_renders(env, "Video")  # now, not after the first rollouts
+                check_renders(env, "Video")  # fail now, not after the first rollouts
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Record if it is the turn of this evaluation; stop recording if the run is asked to stop."""
+        """Record if a video is due at this evaluation; stop recording if the run is asked to stop."""
         self.evaluations += 1
         due = self.evaluations % self.every_n_evaluations == 0
         if due and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ class Video(pl.Callback):
         """Play one episode for each file."""
         files[0].parent.mkdir(parents=True, exist_ok=True)
         names = iter(files)
-        env: Any = with_render_mode(algorithm.env)  # a ready vector environment is refused
+        env: Any = with_render_mode(algorithm.env)  # a ready vector environment is rejected
         player = RolloutEvaluator(episodes=self.episodes, seed=self.seed, num_envs=1, max_episode_steps=self.max_episode_steps, env=env)
         player.wrappers.append(lambda env: RecordVideo(env, names, self.max_episode_steps or longest_episode(env)))
         player.play(algorithm, partial(must_stop, trainer))
@@ -123,13 +123,13 @@ def log_videos(logger: Logger, files: list[Path], count: int) -> None:
 class RecordDemonstrations(pl.Callback):
     """Save the episodes of the run's best evaluation as a Minari dataset.
 
-    It is replaced whenever an evaluation is at least as good as all before it, as `best.ckpt` is. The number of episodes is
+    Like `best.ckpt`, it is replaced whenever an evaluation is at least as good as all previous ones. The number of episodes is
     `evaluation.episodes`.
 
     Args:
-        dataset: its id, such as `cartpole/expert-v0`; Minari's folder is `MINARI_DATASETS_PATH`.
-        force: replace a dataset of that id which another run has left.
-        monitor: the evaluation's metric; of a loss or exploitability the least is the best, of others the greatest.
+        dataset: id of the dataset, such as `cartpole/expert-v0`; Minari's folder is `MINARI_DATASETS_PATH`.
+        force: replace a dataset with that id that another run has saved.
+        monitor: the evaluation metric; a lower loss or exploitability is better, of other metrics a higher value.
     """
 
     def __init__(self, dataset: str, force: bool = False, monitor: str = "eval/mean_reward") -> None:
@@ -154,7 +154,7 @@ class RecordDemonstrations(pl.Callback):
         return self.recorders[-1]
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Save if this evaluation is the best one."""
+        """Save if this evaluation is the best so far."""
         recorders, self.recorders = self.recorders, []
         value = metric_of(metrics, self.monitor, "RecordDemonstrations.monitor", trainer)
         if value is None:
@@ -162,7 +162,7 @@ class RecordDemonstrations(pl.Callback):
         score = -value if is_least_best(self.monitor) else value
         if score >= self.best:
             self.best = score
-            for recorder in recorders:  # on rank 0 alone
+            for recorder in recorders:  # on rank 0 only
                 recorder.cut()
             if recorders:
                 with going_on(pl_module, f"dataset {self.dataset}"):
@@ -181,15 +181,15 @@ class RecordDemonstrations(pl.Callback):
 
 
 class PlotCurve(pl.Callback):
-    """Draw `curve.png` into the run's folder at each evaluation: mean returns of evaluations and of training over what the run counts.
+    """Draw `curve.png` in the run's folder at each evaluation: mean returns of evaluations and training over environment steps or updates.
 
-    It shows what `evaluations.csv` and `metrics.csv` hold, so that the curve of a run that continues begins where the run did. Learning is
-    the same with and without it. Needs the extra `plots`.
+    It plots `evaluations.csv` and `metrics.csv`, so that the curve of a resumed run covers the whole run. Learning is not affected. Needs
+    the extra `plots`.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         evaluators_of(trainer, "trainer.plot draws at")
-        new_figure(1, 1, "trainer.plot")  # now, not after the first rollouts
+        new_figure(1, 1, "trainer.plot")  # fail now, not after the first rollouts
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Draw all evaluations so far."""

@@ -1,4 +1,4 @@
-"""Take snapshots of the policy that learns, and rate it by the games it plays against them."""
+"""Self-play: take snapshots of the learning policy, and rate it by its games against them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_rl.ratings import Score, elo_change, fit_ratings
 from lightning_rl.types import State
 
 Player = tuple[str, int]
-"""A behavior, "" where there is one alone, and its player number."""
+"""A behavior ("" for a single policy) and a player number."""
 
 
 def finite(value: Any) -> float:
@@ -28,43 +28,44 @@ def finite(value: Any) -> float:
 
 
 class SelfPlay(pl.Callback):
-    """Let past selves play, and rate the policy. Algorithms with `self_play` add this callback themselves.
+    """Play against past snapshots of the policy, and rate the policy. Algorithms with `self_play` add this callback automatically.
 
-    A game's result is 1 if the learner's return over the whole episode is the higher one, ½ in a draw, also by a time limit; of several
-    others their mean. Between two snapshots the policy is one player, the next snapshot. Games against the newest weights are not rated.
+    The result of a game is 1 if the learner's return over the whole episode is the higher one, and ½ for a draw, including one at a time
+    limit. With several opponents it is the mean of their results. Between two snapshots the policy counts as one player, the next snapshot.
+    Games against the newest weights are not rated.
 
-    Where several behaviors take turns learning, each has this callback, for the games of its own turns: the return of a side is the mean
-    over its agents, each other side is an opponent, and games against the newest weights of another behavior are rated too. Their metrics
-    stand under its name, such as `<behavior>/self_play/elo`, and the first snapshots of the others have the rating `initial_elo`.
+    If several behaviors take turns learning, each has its own callback for the games of its turns. The return of a side is the mean over
+    its agents, and every other side is an opponent. Games against the newest weights of another behavior are rated too. Metrics begin with
+    the behavior's name, such as `<behavior>/self_play/elo`; the first snapshots of the others have the rating `initial_elo`.
 
-    Metrics: `self_play/elo` (moved by K = 1 with each game, as ML-Agents does), `self_play/rating` and half of its 95 % interval
+    Metrics: `self_play/elo` (updated with K = 1 after each game, as in ML-Agents), `self_play/rating` and half of its 95 % interval
     `self_play/rating_margin` (fitted over all games; fixed opponents, or else the first snapshot, have the rating `initial_elo`),
-    `self_play/win_rate` and `self_play/draw_rate` against past selves since the last row, `self_play/win_rate/<opponent>` against fixed
-    ones, and `self_play/snapshots`. A rating rises while a policy runs in circles: judge it by `evaluation.opponent`.
+    `self_play/win_rate` and `self_play/draw_rate` against past snapshots since the last row, `self_play/win_rate/<opponent>` against fixed
+    opponents, and `self_play/snapshots`. A rating can rise while policies go in circles: check it against `evaluation.opponent`.
 
     Args:
         config: the setting `self_play`.
-        snapshots: of the policy that learns.
-        behavior: its name, where several take turns.
+        snapshots: snapshots of the learning policy.
+        behavior: name of the behavior, if several take turns.
     """
 
     def __init__(self, config: SelfPlayConfig, snapshots: Snapshots, behavior: str = "") -> None:
         self.config, self.snapshots, self.behavior = config, snapshots, behavior
         self.rivals: list[SelfPlay] = [self]
-        """Whose players it meets: its own, or those of the other behaviors."""
+        """The callbacks whose players it meets: itself, or those of the other behaviors."""
         self.fixed = {NEWEST - 1 - k: name for k, name in enumerate(config.opponents)}
         self.elo, self.elos = config.initial_elo, dict.fromkeys(self.fixed, config.initial_elo)
         self.scores: dict[tuple[Player, Player], Score] = {}
-        """Of the policy as it was, by the number of the snapshot that it became, against each player."""
+        """Scores of the policy against each player; the policy is identified by the number of its next snapshot."""
         self.games: list[Game] = []
-        """Since the last row of the log."""
+        """Games since the last row of the log."""
         self.taken_at = 0
         self.run: Any = None
         self.algorithm: Any = None
 
     @property
     def state_key(self) -> str:
-        """Return the name of its state in checkpoints."""
+        """Return the key of its state in checkpoints."""
         return f"SelfPlay/{self.behavior}" if self.behavior else "SelfPlay"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
@@ -77,7 +78,7 @@ class SelfPlay(pl.Callback):
         return self.algorithm.collector.stepper.opponent
 
     def _take(self, count: int) -> None:
-        """Take a snapshot, which has the policy's rating."""
+        """Take a snapshot, which gets the policy's rating."""
         self.elos[self.snapshots.taken] = self.elo
         self.snapshots.take()
         self.snapshots.drop(self._opponent().playing.tolist())
@@ -97,7 +98,7 @@ class SelfPlay(pl.Callback):
                     self.rate(Game(*game))
 
     def rate(self, game: Game) -> None:
-        """Move the ratings by a game; one against its own newest weights is not rated."""
+        """Update the ratings with a game, unless it was played against the policy's own newest weights."""
         if game.player == NEWEST and game.behavior == self.behavior:
             return
         rivals = {each.behavior: each for each in self.rivals}
@@ -109,7 +110,7 @@ class SelfPlay(pl.Callback):
         pair = (self.behavior, self.snapshots.taken), (rival.behavior, number)
         self.scores[pair] = self.scores.get(pair, Score(0, 0.0)).add(game.result)
         theirs = rival.elo if game.player == NEWEST else rival.elos.get(game.player)
-        if theirs is None:  # it left the window in the middle of the game
+        if theirs is None:  # the snapshot left the window during the game
             return
         change = elo_change(self.elo, theirs, game.result)
         self.elo += change
@@ -119,7 +120,7 @@ class SelfPlay(pl.Callback):
             rival.elos[game.player] -= change
 
     def run_metrics(self) -> dict[str, float]:
-        """Return the metrics for a row of the log, with the games of its iteration, which ends the count of games."""
+        """Return the metrics for a row of the log, including the games of its iteration, and start counting games from 0."""
         if self.algorithm is not None:
             self._rate_finished()
         metrics = {"elo": self.elo, "snapshots": float(self.snapshots.taken)}
@@ -155,10 +156,10 @@ class SelfPlay(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: State) -> None:
-        opponents = state_dict.get("opponents", self.config.opponents)  # which older checkpoints do not hold
+        opponents = state_dict.get("opponents", self.config.opponents)  # missing in older checkpoints
         if opponents != list(self.config.opponents):
             raise SettingError(
-                f"the checkpoint was saved with self_play.opponents {opponents}, not {list(self.config.opponents)}: leave them"
+                f"the checkpoint was saved with self_play.opponents {opponents}, not {list(self.config.opponents)}: keep them"
             )
         try:
             self.elo, self.taken_at = finite(state_dict["elo"]), int(state_dict["taken_at"])
@@ -169,7 +170,7 @@ class SelfPlay(pl.Callback):
             }
             self.games = [as_game(game) for game in state_dict["games"]]
             taken, weights = int(state_dict["taken"]), dict(state_dict["snapshots"])
-            if not taken:  # as in best.ckpt: those that will be taken are not those that played
+            if not taken:  # as in best.ckpt: the snapshots to come are not those that played
                 self.elos, self.scores, self.games = {}, {}, []
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError("the checkpoint's state of self_play is damaged") from error

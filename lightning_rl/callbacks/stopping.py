@@ -21,9 +21,9 @@ class StopOnEvaluation(pl.Callback):
     """Stop when an evaluation reaches a goal, or when none has improved for a while.
 
     Args:
-        stop_at: the goal for the monitored metric; None has none.
-        patience: stop after so many evaluations in a row that do not beat the best before them (a tie does not); None never does.
-        monitor: the evaluation's metric; a greater one is better.
+        stop_at: the goal for the monitored metric; None for no goal.
+        patience: stop after this many evaluations in a row that do not beat the previous best (a tie does not beat it); None never stops.
+        monitor: the evaluation metric; higher is better.
     """
 
     def __init__(self, stop_at: float | None = None, patience: int | None = None, monitor: str = "eval/mean_reward") -> None:
@@ -35,14 +35,14 @@ class StopOnEvaluation(pl.Callback):
         self.patience = float("inf") if patience is None else patience
         self.monitor = monitor
         self.reasons: dict[str, str] = {}
-        """Why it stopped the run, by the setting that decided so."""
+        """Why the run was stopped, by setting."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.best, self.since_best = -float("inf"), 0
         self.reasons = {}
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Decide from this evaluation, which is the same on all ranks."""
+        """Decide whether to stop; the metrics are the same on all ranks."""
         value = metric_of(metrics, self.monitor, "StopOnEvaluation.monitor", trainer)
         if value is None:
             return
@@ -57,11 +57,11 @@ class StopOnEvaluation(pl.Callback):
             trainer.should_stop = True
 
     def on_environment_changed(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Wait for as many evaluations again, which are compared with each other alone."""
+        """Start the patience again: evaluations of the new task are compared only with each other."""
         self.best, self.since_best = -float("inf"), 0
 
     def has_stopped(self, state: State) -> bool:
-        """Return whether a run in whose checkpoint this state is was stopped."""
+        """Return whether a run whose checkpoint has this state was stopped."""
         return state["best"] >= self.stop_at or state["since_best"] >= self.patience
 
     def state_dict(self) -> dict[str, float]:
@@ -72,7 +72,7 @@ class StopOnEvaluation(pl.Callback):
 
 
 def why_stopped(trainer: pl.Trainer) -> dict[str, str]:
-    """Return why evaluations stopped a run, by the setting or the callback that decided so; {} where none did."""
+    """Return why evaluations stopped a run, by setting or callback; {} if none did."""
     ours = {name: reason for each in callbacks_of(trainer, StopOnEvaluation) for name, reason in each.reasons.items()}
     messages = [(type(each).__name__, getattr(each, "stopping_reason_message", None)) for each in callbacks_of(trainer, object)]
     return ours | {name: f"{name}: {text.removesuffix(' Signaling Trainer to stop.')}" for name, text in messages if text}
@@ -92,13 +92,13 @@ KNOWN_METRICS = (
 )
 GREATEST_IS_BEST = ("eval/mean_reward", "eval/success_rate", "eval/win_rate")
 WAITS_FOR_EPOCHS = ("_check_on_train_epoch_end", "_save_on_train_epoch_end")
-"""Attributes of Lightning's `EarlyStopping` and `ModelCheckpoint`: whether they look at the end of an epoch or of a validation."""
+"""Attributes of Lightning's `EarlyStopping` and `ModelCheckpoint`: whether they check at the end of an epoch or of a validation."""
 
 
 def metric_of(metrics: Mapping[str, float], monitor: str, setting: str, trainer: pl.Trainer) -> float | None:
-    """Return a metric of an evaluation; None where this one does not have it and others of the run do.
+    """Return a metric of an evaluation; None if this evaluation lacks it but others of the run have it.
 
-    Raises `SettingError`, with the setting that names it: there is none of that name.
+    Raises `SettingError`, with the `setting` that names the metric: evaluations have no metric of that name.
     """
     if monitor not in metrics and not may_be_absent(trainer, monitor):
         raise SettingError(f"{setting} {monitor!r} is not a metric of evaluations{nearest(monitor, metrics)}")
@@ -111,54 +111,54 @@ def may_be_absent(trainer: pl.Trainer, monitor: str) -> bool:
 
 
 def is_monitored(trainer: pl.Trainer, metric: str) -> bool:
-    """Return whether a callback of either package decides by a metric."""
+    """Return whether a callback of either package of Lightning monitors a metric."""
     return any(getattr(each, "monitor", None) == metric for each in callbacks_of(trainer, object))
 
 
 def is_least_best(monitor: str) -> bool:
-    """Return whether the best value of a metric is the least: that of a loss, and exploitability."""
+    """Return whether lower is better for a metric: for a loss, and exploitability."""
     return monitor.endswith(("loss", "exploitability"))
 
 
 def is_one_epoch(trainer: pl.Trainer) -> bool:
-    """Return whether a run is one epoch to Lightning: `limit_train_batches`, 1.0 of all unless it is set, makes epochs shorter."""
+    """Return whether a run is one epoch to Lightning; a `limit_train_batches` other than 1.0, its default, makes epochs shorter."""
     return isinstance(trainer.limit_train_batches, float) and trainer.limit_train_batches == 1.0
 
 
 def monitors(trainer: pl.Trainer) -> list[tuple[Any, str]]:
-    """Return Lightning's callbacks, of either of its packages, that watch a metric, and the attribute that says when they look."""
+    """Return the callbacks of either package of Lightning that monitor a metric, and the attribute that decides when they check it."""
     found = ((each, name) for each in callbacks_of(trainer, object) for name in WAITS_FOR_EPOCHS if hasattr(each, name))
     return [(each, name) for each, name in found if getattr(each, "monitor", None) is not None]
 
 
 def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
-    """Let `EarlyStopping` and `ModelCheckpoint` wait for evaluations: to Lightning a run is one epoch, at whose end they would look once.
+    """Make `EarlyStopping` and `ModelCheckpoint` check after evaluations: to Lightning a run is one epoch, so they would check only once.
 
     Raises:
-        SettingError: a monitored metric is none of an evaluation; or `EarlyStopping` would never stop the run, as nothing is `evaluated` or
-            it waits for the end of an epoch that ends the run.
+        SettingError: evaluations lack a monitored metric; or `EarlyStopping` would never stop the run, because nothing is `evaluated` or
+            because it waits for the end of the only epoch.
     """
     for callback, name in monitors(trainer):
-        who, asked = type(callback).__name__, getattr(callback, name) is False  # its user said to look after evaluations
+        who, asked = type(callback).__name__, getattr(callback, name) is False  # the user asked for checks after evaluations
         follows = asked or callback.monitor.startswith(EVALUATION_METRICS)
         if follows and evaluated:
             if callback.monitor.startswith("eval/") and not callback.monitor.startswith(KNOWN_METRICS):
                 hint = nearest(callback.monitor, KNOWN_METRICS)
                 raise SettingError(f"{who}: monitor {callback.monitor!r} is not a metric of evaluations{hint}")
-            if name == WAITS_FOR_EPOCHS[0] or getattr(callback, name) is None:  # else its user said when to save
+            if name == WAITS_FOR_EPOCHS[0] or getattr(callback, name) is None:  # else the user chose when to save
                 setattr(callback, name, False)
             if callback.mode == "min" and callback.monitor in GREATEST_IS_BEST:
-                trainer.lightning_module.say(f"{who} takes the least {callback.monitor} as the best; mode='max' takes the greatest")  # type: ignore[operator]
+                trainer.lightning_module.say(f"{who} treats the lowest {callback.monitor} as the best; use mode='max'")  # type: ignore[operator]
         elif name == WAITS_FOR_EPOCHS[0] and (follows or is_one_epoch(trainer)):
             reason = "a run is one epoch" if evaluated else "this run has no evaluations"
-            way_out = "monitor eval/mean_reward of an evaluation, a val/… that a hook logs in one, or use evaluation.patience"
-            raise SettingError(f"{who}: monitor {callback.monitor!r} would stop nothing, since {reason}; {way_out}")
+            way_out = "monitor eval/mean_reward or a val/… that a hook logs in evaluations, or use evaluation.patience"
+            raise SettingError(f"{who}: monitor {callback.monitor!r} would never stop the run, since {reason}; {way_out}")
 
 
 def check_monitors(trainer: pl.Trainer, metrics: dict[str, float]) -> list[Any]:
-    """Return Lightning's callbacks whose metric this evaluation does not have and others of the run do: they would see its last value.
+    """Return Lightning's callbacks whose metric this evaluation lacks but others of the run have: they would see an old value.
 
-    Raises `SettingError`: it does not have the metric that stops the run.
+    Raises `SettingError`: the evaluation lacks a metric that it should have.
     """
     absent = [each for each, _ in monitors(trainer) if each.monitor not in metrics and may_be_absent(trainer, each.monitor)]
     for callback, _ in monitors(trainer):
@@ -174,9 +174,11 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StopOnSignal(pl.Callback):
-    """End a run at the first SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: the running iteration is finished, a running evaluation is interrupted
-    and repeated when the run continues. A second one of the same kind is not waited for, but for SIGHUP, which a terminal that closes
-    and its shell both send. Below `nohup` SIGHUP stays ignored. All ranks stop when one is asked to.
+    """End a run at the first SIGTERM, SIGUSR1, SIGHUP or Ctrl-C.
+
+    The current iteration is finished. A running evaluation is interrupted, and repeated when the run is resumed. A second signal of the
+    same kind ends the program immediately, except SIGHUP, which a closing terminal and its shell both send. Under `nohup`, SIGHUP stays
+    ignored. All ranks stop when one is asked to.
     """
 
     def __init__(self) -> None:
@@ -187,7 +189,7 @@ class StopOnSignal(pl.Callback):
 
     @contextmanager
     def listening(self, forward: Callable[[int], object]) -> Iterator[None]:
-        """Handle signals in here, if this is the main thread, the only one that can; `forward` passes them on to other processes."""
+        """Handle signals in this context; only the main thread can. `forward` passes them on to other processes."""
         self.received, self._seen, self._forward = None, set(), forward
         handlers = {each: signal.getsignal(each) for each in SIGNALS}
         self._before = {each: handler for each, handler in handlers.items() if (each, handler) != (signal.SIGHUP, signal.SIG_IGN)}
@@ -198,7 +200,7 @@ class StopOnSignal(pl.Callback):
             self._stop_listening()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a process that is spawned, which has its own signal handlers and nobody to forward to."""
+        """Return the state for a spawned process, which has its own signal handlers and no process to forward signals to."""
         return {**vars(self), "_before": dict.fromkeys(self._before, signal.SIG_DFL), "_forward": ignore}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -209,7 +211,7 @@ class StopOnSignal(pl.Callback):
         if any_rank_must_stop(trainer):
             self.received = self.received or signal.SIGTERM
             trainer.should_stop = True
-            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # or the run would go on until then
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # else these would keep the run going
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = self._least
@@ -238,14 +240,14 @@ class StopOnSignal(pl.Callback):
 
 
 def end_program(received: signal.Signals) -> NoReturn:
-    """End the program after a signal that it has obeyed, with exit status 130 after Ctrl-C, else 143."""
+    """End the program after a handled signal, with exit status 130 after Ctrl-C, else 143."""
     if received == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(143)
 
 
 def drop_lost_output() -> None:
-    """Discard what is still printed to a closed terminal, so that it does not end the run before it is saved."""
+    """Discard further output to a closed terminal, so that it does not end the run before it is saved."""
     for stream in (1, 2):
         try:
             os.write(stream, b"")
@@ -254,7 +256,7 @@ def drop_lost_output() -> None:
 
 
 def ignore(number: int) -> None:
-    """Forward a signal to nobody."""
+    """Do nothing: there is no process to forward a signal to."""
 
 
 def any_rank_must_stop(trainer: pl.Trainer) -> bool:

@@ -151,7 +151,7 @@ PLACE = "env.parameters.size.curriculum[0].completion_criteria"
 @pytest.mark.parametrize(
     ("criteria", "line"),
     [
-        ({"behavior": "good_"}, f"{PLACE}.behavior 'good_' is no behavior that learns; did you mean good?"),
+        ({"behavior": "good_"}, f"{PLACE}.behavior 'good_' is not a learning behavior; did you mean good?"),
         ({}, f"{PLACE}.behavior is missing: several behaviors learn; name one of bad, good"),
         ({"measure": "elo", "behavior": "good"}, f"{PLACE}.measure elo needs self_play of good; use reward, progress or success"),
     ],

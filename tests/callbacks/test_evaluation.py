@@ -226,7 +226,7 @@ def test_an_episode_that_reports_no_success_is_a_failure_once_any_of_the_run_has
 def test_two_evaluators_are_refused_where_their_evaluations_would_be_one_series(kind, decides, tmp_path):
     evaluators = [RolloutEvaluator(16, episodes=2), MultiEvaluator([RolloutEvaluator(16, deterministic=False)])]
     trainer = kind(default_root_dir=tmp_path, callbacks=[*evaluators, *decides], accelerator="cpu", max_epochs=-1)
-    with pytest.raises(SettingError, match=r"^2 evaluators: .*; give one, such as MultiEvaluator\(\[RolloutEvaluator\(…\), …\]\)$"):
+    with pytest.raises(SettingError, match=r"^2 evaluators: .*; combine them, MultiEvaluator\(\[RolloutEvaluator\(…\), …\]\)$"):
         trainer.fit(tiny(PPO))
     assert not list(tmp_path.rglob("config.yaml"))
 
@@ -371,8 +371,8 @@ def test_an_evaluation_that_had_to_end_episodes_says_so_once(capsys):
     model = PPO(partial(Endless, period=20_000), n_steps=8, batch_size=8, n_epochs=1, max_env_steps=16, net_arch=[8])
     fit(model, callbacks=[RolloutEvaluator(8, 1)])
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("hint")] == [
-        "hint: episodes of the evaluation were ended after 10,000 steps; evaluation.max_episode_steps ends them earlier, "
-        "env.max_episode_steps those of training too"
+        "hint: episodes of the evaluation were truncated after 10,000 steps; evaluation.max_episode_steps ends them earlier, "
+        "env.max_episode_steps also those of training"
     ]
 
 
@@ -434,7 +434,7 @@ def test_a_run_whose_environment_cannot_be_built_for_an_evaluation_is_saved_firs
     settings = {"n_steps": 32, "batch_size": 32, "max_env_steps": 96}
     gym.register("Licensed-v0", Licensed)
     trainer = lrl.Trainer(default_root_dir=tmp_path, enable_progress_bar=False, evaluation=lrl.EvaluationConfig(every_n_env_steps=64))
-    way_out = r"the environment Licensed-v0 cannot be built: there is one license .*; an evaluation builds 5 of its own, --evaluation null"
+    way_out = r"the environment Licensed-v0 cannot be built: there is one license .*; an evaluation builds 5 of its own; --evaluation null"
     with pytest.raises(SettingError, match=way_out):
         trainer.fit(PPO(EnvConfig("Licensed-v0", 1), **settings))
     Licensed.open = 0  # the run of a program would have ended

@@ -124,7 +124,7 @@ def test_early_stopping_that_monitors_nothing_is_refused_in_one_line_at_the_late
 def test_early_stopping_that_no_evaluation_would_ask_is_refused_before_the_run(monitor, evaluated):
     model = tiny(PPO, max_env_steps=80)
     callbacks = [EarlyStopping(monitor), *([Scores([1, 2, 3, 4, 5])] if evaluated else [])]
-    with pytest.raises(SettingError, match=f"^EarlyStopping: monitor '{monitor}' would stop nothing, .*; .*evaluation.patience$"):
+    with pytest.raises(SettingError, match=f"^EarlyStopping: monitor '{monitor}' would never stop the run, .*; .*evaluation.patience$"):
         fit(model, callbacks=callbacks)
     assert model.env_steps == 0
 
@@ -132,7 +132,7 @@ def test_early_stopping_that_no_evaluation_would_ask_is_refused_before_the_run(m
 @pytest.mark.parametrize("monitor", ["train/loss", "rollout/ep_rew_mean"])
 def test_a_model_checkpoint_that_would_compare_nothing_is_refused_before_the_run(monitor, tmp_path):
     model = tiny(PPO, max_env_steps=80, log_interval=1)
-    told = f"^ModelCheckpoint: monitor '{monitor}' would be seen at the end alone, .*; add every_n_train_steps"
+    told = f"^ModelCheckpoint: monitor '{monitor}' would be checked only at the end, .*; add every_n_train_steps"
     with pytest.raises(SettingError, match=told):
         fit(model, callbacks=[ModelCheckpoint(tmp_path, monitor=monitor)], enable_checkpointing=True)
     assert model.env_steps == 0
@@ -152,7 +152,7 @@ def test_a_model_checkpoint_that_would_compare_nothing_is_refused_before_the_run
 @pytest.mark.parametrize(("mode", "lines"), [("min", 1), ("max", 0)])
 def test_one_line_tells_that_the_least_return_would_be_the_best(mode, lines, capsys):
     fit(tiny(PPO, max_env_steps=32), callbacks=[EarlyStopping("eval/mean_reward", mode=mode), Scores([1, 2])])
-    told = "EarlyStopping takes the least eval/mean_reward as the best; mode='max' takes the greatest"
+    told = "EarlyStopping treats the lowest eval/mean_reward as the best; use mode='max'"
     assert capsys.readouterr().out.count(told) == lines
 
 
