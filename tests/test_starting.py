@@ -186,7 +186,7 @@ def test_a_run_in_a_folder_where_another_process_trains_ends_in_one_line_and_cha
         for options in ("", "--force", "--ckpt_path last --model.max_env_steps 128"):
             status, _, err = run(f"{named} {options}", capfd)
             assert (status, err.count("\n")) == (2, 1), err
-            assert err.startswith(f"error: process {process} on ") and "trains in runs/PPO/CartPole-v1/mine: wait" in err
+            assert err.startswith(f"error: process {process} on ") and "is training in runs/PPO/CartPole-v1/mine: wait" in err
     assert {path: path.read_bytes() for path in home.rglob("*.*") if path.is_file()} == before
     assert run(f"{named} --ckpt_path last --model.max_env_steps 128", capfd)[::2] == (0, "")
 

@@ -1,1 +1,1 @@
-"""Save runs and find them again: checkpoints in two generations, with replay buffers in segments next to them."""
+"""Save and load checkpoints: two generations of each, with replay buffers in segments next to them."""

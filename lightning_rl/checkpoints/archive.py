@@ -1,4 +1,4 @@
-"""Check a checkpoint's archive before torch reads it, and turn state into plain data and back."""
+"""Check a checkpoint's archive before torch reads it, and convert state to plain data and back."""
 
 import zipfile
 from collections import deque
@@ -14,20 +14,21 @@ Checkpoint = dict[str, Any]
 """A checkpoint as plain data."""
 Device = str | torch.device | None
 SPARE_BYTES = 1 << 26
-"""How many bytes tensors may take more than their file: those that repeat an element are small in it."""
+"""Bytes that tensors may take beyond twice the size of their file, in which tensors that repeat an element are small."""
 MAX_DEPTH = 200
-"""Containers inside one another; a run's state has fewer than twenty."""
+"""Maximum depth of nested containers; a run's state has fewer than twenty levels."""
 PLAIN_TYPES = (str, int, float, bool, bytes, type(None))
 
 
 class NotPlainError(ValueError):
-    """A file that is not read, or whose content is not used. The message is the reason in a few words."""
+    """Raised for a file that is not read, or whose content is not used. The message is the reason in a few words."""
 
 
 def read_archive(path: Path, map_location: Device = None) -> Checkpoint:
-    """Read a file as plain data: no code in it runs, and it takes no more memory than the file is large.
+    """Read a file as plain data: no code in it runs, and it needs no more memory than the size of the file.
 
-    Raises `NotPlainError`: it is not an archive of tensors and plain data. Raises `Exception`: whatever torch raises for a damaged file.
+    Raises `NotPlainError`: the file is not an archive of tensors and plain data. Raises `Exception`: whatever torch raises for a damaged
+    file.
     """
     check_archive(path)
     content = torch.load(path, map_location=map_location, weights_only=True)
@@ -39,16 +40,16 @@ def read_archive(path: Path, map_location: Device = None) -> Checkpoint:
 
 
 def check_archive(path: Path) -> None:
-    """Raise `NotPlainError` unless `torch.save` may have written a file: stored members, with names inside the archive."""
+    """Raise `NotPlainError` unless `torch.save` may have written a file: uncompressed members, with paths inside the archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-        raise NotPlainError("no archive, or cut off") from error
+        raise NotPlainError("not an archive, or truncated") from error
     for member in members:
         name = PurePosixPath(member.filename)
         if name.is_absolute() or ".." in name.parts or "\\" in member.filename or ":" in member.filename:
-            raise NotPlainError("a member with a path that leads out of it")
+            raise NotPlainError("a member with a path outside the archive")
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise NotPlainError("compressed members, which torch does not write")
     if sum(member.file_size for member in members) > path.stat().st_size:
@@ -56,7 +57,7 @@ def check_archive(path: Path) -> None:
 
 
 def checksum_error(path: Path) -> str | None:
-    """Return what is wrong with an archive according to the checksums of its members, if anything."""
+    """Check the checksums of an archive's members; return what is wrong, None if nothing is."""
     try:
         check_archive(path)
         with zipfile.ZipFile(path) as archive:
@@ -68,9 +69,10 @@ def checksum_error(path: Path) -> str | None:
 
 
 def leaves(tree: object, max_values: int) -> Iterator[object]:
-    """Yield all leaves of plain data; one that is shared comes again, as it does for whoever walks the data.
+    """Yield all leaves of plain data; a shared leaf is yielded at each place where it occurs.
 
-    Raises `NotPlainError`: there are more values than that, or they are nested deeper than `MAX_DEPTH`, as in data that contains itself.
+    Raises `NotPlainError`: there are more than `max_values` values, or they are nested deeper than `MAX_DEPTH`, as in data that contains
+    itself.
     """
     stack: list[Iterator[object]] = [iter([tree])]
     while stack:
@@ -104,7 +106,7 @@ def to_plain(tree: object, place: str = "state") -> Any:
     """Copy a tree of dicts, lists, tuples and deques to one of dicts, lists and tuples whose leaves torch can save.
 
     Arrays become tensors, numpy scalars Python numbers, deques lists and named tuples tuples. Raises `TypeError`: a leaf is not plain data;
-    the message has its place in the tree.
+    the message names its place in the tree.
     """
     if isinstance(tree, np.generic) and tree.dtype.kind in "biufcSU":
         return tree.item()
@@ -124,7 +126,7 @@ def to_plain(tree: object, place: str = "state") -> Any:
 
 
 def to_arrays(tree: object) -> Any:
-    """Copy a tree with each tensor as an array: `to_plain` reversed, but for deques, named tuples and numpy scalars."""
+    """Copy a tree with each tensor as an array: the inverse of `to_plain`, except for deques, named tuples and numpy scalars."""
     if isinstance(tree, Tensor):
         return tree.detach().cpu().numpy()
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Write files whole or not at all, and lock a run's folder."""
+"""Write files atomically, and lock a run's folder."""
 
 import fcntl
 import hashlib
@@ -15,7 +15,7 @@ from lightning_rl.errors import SettingError
 
 
 class SaveError(OSError):
-    """A file that could not be written; the one before is unchanged. The message is one line, the system's reason is `strerror`."""
+    """Raised if a file could not be written; the previous file is unchanged. The message is one line; `strerror` is the system's reason."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -23,14 +23,14 @@ class SaveError(OSError):
 
 
 class Writer:
-    """A file to write that counts and hashes its bytes. After an error it drops the rest: torch would not pass the error on."""
+    """A writable file that counts and hashes its bytes. After an error it drops the rest, because torch would not propagate the error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.size, self.hash = file, 0, hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write bytes, if no error came before."""
+        """Write bytes, unless an earlier write failed."""
         size = memoryview(data).nbytes
         if self.error is None:
             try:
@@ -47,7 +47,7 @@ class Writer:
 
 @dataclass
 class Staged:
-    """A file under its temporary name, safe on disk; `commit` gives it its own name."""
+    """A file under its temporary name, synced to the disk; `commit` gives it its final name."""
 
     path: Path
     size: int
@@ -65,18 +65,18 @@ class Staged:
 
 
 def temporary(path: Path) -> Path:
-    """Return the name under which this process writes a file, in the same folder."""
+    """Return the temporary name under which this process writes a file, in the same folder."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def create(name: Path) -> BinaryIO:
-    """Open a new file; what has that name, such as a link that somebody put there, is removed."""
+    """Open a new file; anything that already has that name, such as a planted link, is removed."""
     name.unlink(missing_ok=True)
     return name.open("xb")
 
 
 def stage(path: Path, write: Callable[[Writer], object]) -> Staged:
-    """Write a file under its temporary name, down to the disk; raises `SaveError`, and leaves nothing, where the system refuses."""
+    """Write a file under its temporary name, and sync it to the disk; if that fails, remove it and raise `SaveError`."""
     name = temporary(path)
     try:
         with create(name) as file:
@@ -97,12 +97,12 @@ def stage(path: Path, write: Callable[[Writer], object]) -> Staged:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by a text; raises what `write_bytes` does."""
+    """Replace the content of a file by a text; raises the same as `write_bytes`."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file; raises `SaveError`, and leaves it unchanged, where the disk is full, the folder cannot be written to, …"""
+    """Replace the content of a file; raises `SaveError` and leaves it unchanged if the disk is full, the folder is not writable, …"""
     staged = stage(path, lambda file: file.write(content))
     with committing(str(path), staged):
         staged.commit()
@@ -110,7 +110,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def committing(name: str, *staged: Staged) -> Iterator[None]:
-    """Raise `SaveError` with that name where the system refuses something, and leave no temporary files of what was staged."""
+    """Turn an `OSError` into a `SaveError` with that name, and remove the temporary files of `staged`."""
     try:
         yield
     except SaveError:
@@ -123,7 +123,7 @@ def committing(name: str, *staged: Staged) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as safe as the files, where the system can: not on every network file system."""
+    """Sync the names in a folder to the disk if the system can; not every network file system does."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -143,7 +143,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def _is_alive(process: int) -> bool:
     if process == os.getpid():
-        return False  # one process writes one file after the other
+        return False  # this process writes one file at a time
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -158,16 +158,16 @@ _held: set[int] = set()
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Keep other processes out of a folder. The kernel releases the lock of a process that has ended, however it ended.
+    """Lock a folder against other processes. The kernel releases the lock when the process ends, however it ends.
 
-    The locked file is next to the folder, as `--force` renames the folder. Raises `SettingError`: another process has the lock, or there
-    can be no lock file.
+    The lock file is next to the folder, because `--force` renames the folder. Raises `SettingError`: another process holds the lock, or the
+    lock file cannot be created.
     """
     file = folder.with_name(f".{folder.name}.lock")
     try:
         descriptor = _open_locked(file, say)
     except BlockingIOError:
-        raise SettingError(f"{_owner(file)} trains in {folder}: wait for its end, or name another trainer.run_name") from None
+        raise SettingError(f"{_owner(file)} is training in {folder}: wait until it ends, or set another trainer.run_name") from None
     except OSError as error:
         raise SettingError(f"{folder} cannot be locked: {file}: {error.strerror}") from error
     _held.add(descriptor)
@@ -176,13 +176,13 @@ def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
         yield
     finally:
-        file.unlink(missing_ok=True)  # before the release: whoever opened it in the meantime finds that it is gone
+        file.unlink(missing_ok=True)  # before the release: a process that opened it in the meantime sees that it is gone
         _held.discard(descriptor)
         os.close(descriptor)
 
 
 def _open_locked(file: Path, say: Callable[[str], None]) -> int:
-    """Return a locked descriptor of the file that has this name."""
+    """Return a locked descriptor of the file that currently has this name."""
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
@@ -191,7 +191,7 @@ def _open_locked(file: Path, say: Callable[[str], None]) -> int:
             os.close(descriptor)
             raise
         except OSError as error:  # a network file system without locks
-            say(f"{file} cannot be locked ({error.strerror}): make sure that no other process trains in this folder")
+            say(f"{file} cannot be locked ({error.strerror}): make sure that no other process is training in this folder")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(file, follow_symlinks=False)):
                 return descriptor
@@ -199,14 +199,14 @@ def _open_locked(file: Path, say: Callable[[str], None]) -> int:
 
 
 def _owner(file: Path) -> str:
-    """Return what the process that holds a lock wrote there."""
+    """Return what the process that holds a lock wrote into its file."""
     with suppress(OSError):
         return file.read_text(errors="replace")[:80] or "another process"
     return "another process"
 
 
 def _release_in_child() -> None:
-    """Close the locks in a forked worker: a lock ends with the process that took it, not with the last of its workers."""
+    """Close inherited locks in a forked worker, so that a lock ends with the process that took it, not with its last worker."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

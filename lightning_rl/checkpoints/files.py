@@ -1,10 +1,10 @@
 """Save and read checkpoints so that no kill, full disk or damaged file can lose them.
 
 A checkpoint is written under a temporary name in its own folder, synced to the disk, and renamed; `<name>.ckpt.json` next to it has its
-size, its hash and the versions that wrote it. The previous generation of `last.ckpt` and `best.ckpt` stays as `<name>.previous.ckpt`, and
-is read where the newer one is missing or damaged. At every moment one of the two is whole.
+size, its hash and the versions that wrote it. The previous generation of `last.ckpt` and `best.ckpt` is kept as `<name>.previous.ckpt`,
+and is read if the newer one is missing or damaged. At every moment one of the two is intact.
 
-Links are followed for reading: a run's folder, or a checkpoint, may be one. Saving replaces a link, and never writes through it.
+Reading follows links: a run's folder or a checkpoint may be one. Saving replaces a link and never writes through it.
 """
 
 import os
@@ -26,14 +26,14 @@ __all__ = ["AtomicCheckpointIO", "SaveError", "differences", "find_saved", "last
 TWO_GENERATIONS = ("last.ckpt", "best.ckpt")
 """Files whose previous generation is kept."""
 _reported: set[tuple[object, ...]] = set()
-"""Damaged files that this process reported: a run that continues reads its checkpoint more than once."""
+"""Damaged files that this process has reported: a resumed run reads its checkpoint more than once."""
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's access to files, for one rank that writes."""
+    """Lightning's access to checkpoint files, with atomic writes by one rank."""
 
     def save_checkpoint(self, checkpoint: Checkpoint, path: str | Path, storage_options: Any = None) -> None:
-        """Save a checkpoint; raises `SaveError` where the system refuses."""
+        """Save a checkpoint; raises `SaveError` if it cannot be written."""
         path = Path(path)
         with committing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 def read_verified(path: str | Path, map_location: Device = None, say: Callable[[str], None] = print) -> Checkpoint:
-    """Read a checkpoint as plain data, or, with a notice, the previous generation; raises `SettingError` if neither can be read."""
+    """Read a checkpoint as plain data, or with a notice its previous generation; raises `SettingError` if neither can be read."""
     path = Path(path)
     previous = previous_path(path)
     try:
@@ -80,25 +80,25 @@ def read_verified(path: str | Path, map_location: Device = None, say: Callable[[
 
 
 def last_generation(folder: str | Path, name: str = "last.ckpt") -> Path | None:
-    """Return the checkpoint of that name in a folder, or its previous generation where it is missing."""
+    """Return the checkpoint of that name in a folder, or its previous generation if it is missing; None without either."""
     path = Path(folder) / name
     return next((each for each in (path, previous_path(path)) if each.is_file()), None)
 
 
 def find_saved(folder: str | Path) -> Path | None:
-    """Return what a run can be continued from: `last.ckpt`, else `best.ckpt`, else its newest other checkpoint; None if it saved none."""
+    """Return the checkpoint to resume from: `last.ckpt`, else `best.ckpt`, else the newest other checkpoint; None if there is none."""
     if (found := last_generation(folder) or last_generation(folder, "best.ckpt")) is not None:
         return found
     return max(filter(Path.is_file, Path(folder).glob("*.ckpt")), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def previous_path(path: Path) -> Path:
-    """Return where the previous generation of a checkpoint is."""
+    """Return the path of the previous generation of a checkpoint."""
     return path.parent / f"{path.stem}.previous{path.suffix}"
 
 
 def shown(path: str | Path) -> str:
-    """Quote a path for a message, without its beginning if it is long."""
+    """Quote a path for a message; a long path loses its beginning."""
     text = str(path)
     return repr(text if len(text) <= 60 else f"…{text[-59:]}")
 
@@ -125,7 +125,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _keep(path: Path) -> None:
-    """Make a checkpoint the previous generation; it stays under its own name too, so that one of them is always there."""
+    """Make a checkpoint the previous generation; it keeps its own name too, so that one of them always exists."""
     previous = previous_path(path)
     manifest_path(previous).unlink(missing_ok=True)
     _link(path, previous)
@@ -134,8 +134,8 @@ def _keep(path: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no second names."""
-    if target.exists() and os.path.samefile(source, target):  # a kill came right after this
+    """Hard-link a file under a second name, or copy it if the file system has no hard links."""
+    if target.exists() and os.path.samefile(source, target):  # the process was killed right after this
         return
     name = temporary(target)
     name.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Kinds of values in checkpoints: the words for each in a message, and its check."""
+"""Kinds of values in checkpoints: the name of each for error messages, and its check."""
 
 import math
 import random
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from lightning_rl.checkpoints.archive import mappings
 
-MAX_COUNT = 1 << 53  # up to which a float64 counts by one
-MAX_OBSERVATION = 1 << 26  # numbers
+MAX_COUNT = 1 << 53  # float64 represents all integers up to this one
+MAX_OBSERVATION = 1 << 26  # numbers in an observation
 MAX_RATING = 1e9
 TWISTER_WORDS = 624  # in the state of a Mersenne twister
 TRACKER = {"ready", "started", "processed", "completed"}  # Lightning's loops set whatever attributes they find in one
 
 
 class Kind(NamedTuple):
-    """What is allowed in a place: the words for it in a message, and a check of the value, which may also fail by raising."""
+    """A kind of value that is allowed in a place: its name for error messages, and a check, which may also fail by raising."""
 
     name: str
     allows: Callable[[Any], bool]
@@ -35,7 +35,7 @@ def is_count(value: object, bound: int = MAX_COUNT) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value is a text."""
+    """Return whether a value is a string."""
     return isinstance(value, str)
 
 
@@ -54,7 +54,7 @@ def _is_vector(value: Tensor, dtype: torch.dtype) -> bool:
 
 
 def are_spaces(spaces: object) -> bool:
-    """Return whether these are two plain spaces of usual shapes."""
+    """Return whether these are two spaces as plain data, of reasonable size."""
     shapes = [space.get("shape", space.get("n")) for space in mappings(spaces)]
     sizes = [shape if isinstance(shape, list | tuple) else [1] for shape in shapes]
     is_pair = isinstance(spaces, list | tuple) and len(spaces) == 2
@@ -62,7 +62,7 @@ def are_spaces(spaces: object) -> bool:
 
 
 def are_optimizer_states(states: dict[Any, dict[str, object]]) -> bool:
-    """Return whether these are finite states of parameters, by their numbers."""
+    """Return whether these are finite optimizer states of parameters, by the parameters' numbers."""
     tensors = [value for state in dict.values(states) for value in dict.values(state) if isinstance(value, Tensor)]
     return all(tensor.layout is torch.strided and is_finite(tensor) for tensor in tensors)
 
@@ -70,13 +70,13 @@ def are_optimizer_states(states: dict[Any, dict[str, object]]) -> bool:
 def is_python_generator(state: tuple[int, Sequence[int], float | None]) -> bool:
     """Return whether this is a state of `random`."""
     version, words, gauss = state
-    random.Random().setstate((version, tuple(words), gauss))  # raises
+    random.Random().setstate((version, tuple(words), gauss))  # raises if it is invalid
     return version == 3 and (gauss is None or is_number(gauss))
 
 
 def is_numpy_generator(state: tuple[str, Tensor, int, *tuple[object, ...]]) -> bool:
     """Return whether this is a state of `numpy.random`."""
-    name, words, position, *gauss = state  # numpy would read at any position
+    name, words, position, *gauss = state  # numpy does not check the position
     fits = _is_vector(words, torch.uint32) and len(words) == TWISTER_WORDS and is_count(position, TWISTER_WORDS + 1)
     return fits and name == "MT19937" and len(gauss) in (0, 2) and all(map(is_number, gauss))
 
@@ -86,7 +86,7 @@ def _is_rating(value: object) -> bool:
 
 
 def _are_scores(scores: object) -> bool:
-    """Return whether these are rows of two players, how many games they played, the points of the first, and a name that may be missing."""
+    """Return whether these are rows of two players, their number of games, the points of the first, and an optional name."""
     return isinstance(scores, list) and all(
         type(one) is type(two) is int and is_count(games) and 0 <= points <= games and len(name) <= 1 and all(map(is_text, name))
         for one, two, games, points, *name in scores
@@ -94,7 +94,7 @@ def _are_scores(scores: object) -> bool:
 
 
 def _are_games(games: object) -> bool:
-    """Return whether these are rows of a player, a result, and two names that may be missing."""
+    """Return whether these are rows of a player, a result, and two optional names."""
     return isinstance(games, list) and all(
         type(player) is int and is_number(result) and 0 <= result <= 1 and len(names) <= 2 and all(map(is_text, names))
         for player, result, *names in games
@@ -113,7 +113,7 @@ POSITIVE = Kind("an integer >= 1", lambda value: is_count(value) and value > 0)
 NUMBER = Kind("a finite number", is_number)
 MEASURE = Kind("a number", lambda value: type(value) in (int, float) and value < MAX_COUNT)  # minus infinity before the first one
 FLAG = Kind("true or false", lambda value: type(value) is bool)
-TEXT = Kind("a text", is_text)
+TEXT = Kind("a string", is_text)
 LIST = Kind("a list", lambda value: isinstance(value, list))
 MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
 SETTINGS = Kind("a mapping of settings", lambda value: isinstance(value, dict) and not any(str(key).startswith("_") for key in value))

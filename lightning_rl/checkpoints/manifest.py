@@ -18,11 +18,11 @@ from lightning_rl.checkpoints.atomic import Staged, stage
 
 FORMAT_VERSION = 1
 MAX_BYTES = 1 << 20
-"""Bytes of a manifest; ours have less than one thousand."""
+"""Maximum size of a manifest in bytes; ours have fewer than one thousand."""
 
 
 def manifest_path(path: Path) -> Path:
-    """Return where the manifest of a checkpoint is."""
+    """Return the path of a checkpoint's manifest."""
     return path.with_name(f"{path.name}.json")
 
 
@@ -34,14 +34,14 @@ def stage_manifest(checkpoint: Staged) -> Staged:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Read the manifest of a checkpoint, None if it has none; raises `ValueError` if the file is not a manifest."""
+    """Read the manifest of a checkpoint; None if it has none. Raises `ValueError` if the file is not a manifest."""
     file = manifest_path(path)
     if not file.is_file():
         return None
     try:
         with file.open("rb") as opened:
             content = json.loads(opened.read(MAX_BYTES))
-    except FileNotFoundError:  # a run that saves has just removed it
+    except FileNotFoundError:  # a run has just removed it in order to save
         return None
     except RecursionError as error:
         raise ValueError("not a manifest") from error
@@ -51,9 +51,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def damage(path: Path) -> str | None:
-    """Return how a checkpoint differs from its manifest and from its own checksums; None where it agrees with either.
+    """Return how a checkpoint differs from its manifest and from its own checksums; None if it agrees with either.
 
-    One that a program of its user has read and saved again agrees with its own alone.
+    A checkpoint that a user's program has read and saved again agrees only with its own checksums.
     """
     for _ in range(10):
         before = identity(path)
@@ -64,7 +64,7 @@ def damage(path: Path) -> str | None:
 
 
 def identity(path: Path) -> list[tuple[int, int]]:
-    """Return what changes when a checkpoint is saved again."""
+    """Return inode numbers and times, which change when a checkpoint is saved again."""
     found = []
     for each in (path, manifest_path(path)):
         with suppress(OSError):
@@ -90,7 +90,7 @@ def _disagreement(path: Path) -> str | None:
 
 
 def differences(path: str | Path) -> str | None:
-    """Return one line if other versions or another processor than those here wrote a checkpoint."""
+    """Return one line if a checkpoint was written with other versions or on another processor; else None."""
     manifest = _manifest_or_nothing(path)
     different = []
     for key, here in written_by().items():
@@ -104,7 +104,7 @@ def differences(path: str | Path) -> str | None:
 
 
 def threads_of(path: str | Path) -> int | None:
-    """Return how many CPU threads a checkpoint's run used on a processor like the one here; None if that is unknown."""
+    """Return how many CPU threads a checkpoint's run used, on a processor of the same model; None if that is unknown."""
     there, here = _manifest_or_nothing(path).get("processor"), written_by()["processor"]
     number = there.get("threads") if isinstance(there, dict) and there.get("model") == here["model"] else None
     return number if isinstance(number, int) and 1 <= number <= (os.cpu_count() or 1) else None
@@ -117,7 +117,7 @@ def _manifest_or_nothing(path: str | Path) -> dict[str, Any]:
 
 
 def written_by() -> dict[str, dict[str, object]]:
-    """Return the versions and the processor that decide the last bits of what is computed here."""
+    """Return the versions and the processor, on which the last bits of results depend."""
     modules = {"torch": torch, "numpy": np, "gymnasium": gymnasium, "lightning_rl": lightning_rl}
     versions: dict[str, object] = {
         "python": platform.python_version(),

@@ -1,6 +1,6 @@
-"""Check what a checkpoint holds before it is used: data from others, which torch's kernels and Lightning's loops would take on trust.
+"""Validate a checkpoint before it is used: it may come from others, and torch's kernels and Lightning's loops would trust its data.
 
-`CONTENT` lists the places of every checkpoint and `RUN` those of a run that can be continued, with what is allowed there.
+`CONTENT` lists the places of every checkpoint, and `RUN` those of a run that can be resumed, with the kind of value allowed in each.
 """
 
 import reprlib
@@ -52,17 +52,18 @@ from lightning_rl.errors import SettingError
 
 FORMAT_VERSION = 2
 MOMENTS = ("exp_avg", "grad_avg", "momentum_buffer", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
-"""State of torch's optimizers in the layout of its parameter; squares are not negative. A step reads `REQUIRED_STATE` without checking."""
+"""State of torch's optimizers that has the layout of its parameter; squares are >= 0. A step reads `REQUIRED_STATE` without checking."""
 REQUIRED_STATE = ((Adam, ("step", "exp_avg", "exp_avg_sq")), (RMSprop, ("step", "square_avg")))
 
 
 Rules = Mapping[str, Kind]
-"""Paths and what is allowed there. `[]` stands for all items of a list, a name with `*` for all names of a mapping that match, `a|b` for
-both; what follows a `{` in a name does not count. A name must be there unless it ends with `?`: nothing is checked below null."""
+"""Paths, and the kind of value allowed at each. `[]` stands for all items of a list, a name with `*` for all matching names of a mapping,
+`a|b` for both names; the part of a name from `{` on is ignored. A name is required unless it ends with `?`; below one that may be missing,
+null is not checked further."""
 
 
 def below(place: str, rules: Rules) -> Rules:
-    """Return rules for places below another."""
+    """Return rules for the places below another place."""
     return {f"{place}/{path}": kind for path, kind in rules.items()}
 
 
@@ -82,7 +83,7 @@ CONTENT: Rules = {
     "state_dict/*": WEIGHT,
     "hyper_parameters": SETTINGS,
 }
-"""What every checkpoint holds."""
+"""What every checkpoint contains."""
 OPTIMIZER: Rules = {
     "param_groups": Kind("a list of groups", lambda value: len(value) > 0),
     "param_groups/[]/params/[]": COUNT,
@@ -96,7 +97,7 @@ OPPONENT: Rules = {
     "finished?": GAMES,
     "retired?": SNAPSHOTS,
 }
-"""Who plays the seats that do not learn: the newest policy everywhere, or also others."""
+"""State of the players in the seats that do not learn: only the newest policy, or also others."""
 DATA: Rules = {
     "learning_starts?": NUMBER.or_null(),
     "random_until?|phases?": NUMBER,
@@ -122,7 +123,7 @@ DATA: Rules = {
     "collector/episodes?/envs/opponent?": MAPPING,
     **below("collector/episodes?/envs/opponent?", OPPONENT),
 }
-"""Experience of an algorithm."""
+"""State of an algorithm's experience."""
 GUARD: Rules = {
     "bad_updates/*": COUNT,
     "replaced|skipped|restored|bad_steps|bad_iterations": COUNT,
@@ -144,7 +145,7 @@ RANK: Rules = {
 }
 
 ALONE = {**RANK, **below("data", DATA), **LEARNER}
-"""What a rank holds of an algorithm that learns alone."""
+"""State of a single algorithm on a rank."""
 OPEN_ITERATION: Rules = {
     "random_steps": COUNT,
     "generator": GENERATOR,
@@ -155,7 +156,7 @@ OPEN_ITERATION: Rules = {
     "steps/[]/ended": ROWS,
     "steps/[]/info": MAPPING,
 }
-"""What has been done in an iteration that was not full when it was saved."""
+"""The steps of an iteration that was incomplete when it was saved."""
 WORLD: Rules = {
     "num_copies": POSITIVE,
     "settings": TEXT,
@@ -164,7 +165,7 @@ WORLD: Rules = {
     "sides/*/obs|mask": ANYTHING,
     "sides/*/present": FLAGS,
 }
-"""Copies of an environment of several agents."""
+"""Copies of a multi-agent environment."""
 SHARED = {
     **RANK,
     **below("data/behaviors/*", DATA),
@@ -185,7 +186,7 @@ SHARED = {
     "behaviors/*/progress": NUMBER,
     "newest/*/*": Kind("a number", lambda value: isinstance(value, float | int)),
 }
-"""What a rank holds of several behaviors."""
+"""State of several behaviors on a rank."""
 PAST_SELVES: Rules = {
     "elo": RATING,
     "elos": RATINGS,
@@ -195,7 +196,7 @@ PAST_SELVES: Rules = {
     "taken_at|taken": COUNT,
     "snapshots": SNAPSHOTS,
 }
-"""Of the callback `SelfPlay`, whose name ends with that of a behavior where there are several."""
+"""State of the callback `SelfPlay`, whose key ends with the name of a behavior if there are several."""
 RUN: Rules = {
     "pytorch-lightning_version": LIGHTNING,
     "epoch?|global_step?": COUNT,
@@ -218,7 +219,7 @@ RUN: Rules = {
     **below("callbacks?/SelfPlay?|SelfPlay[!0-9A-Z_a-z]*", PAST_SELVES),
     "lightning_rl/ranks?": LIST,
 }
-"""What else a run holds that can be continued."""
+"""What a run that can be resumed contains in addition."""
 
 
 def first_error(tree: object, rules: Rules) -> str | None:
@@ -251,7 +252,7 @@ def _errors(value: object, path: Sequence[str], kind: Kind, place: str) -> Itera
 
 
 def check_content(checkpoint: object, path: str | Path) -> None:
-    """Raise `SettingError` unless a file holds one of our checkpoints, of a format that this version reads."""
+    """Raise `SettingError` unless a file contains a checkpoint of this package, in a format that this version reads."""
     match checkpoint:
         case {"lightning_rl": {"format_version": int(version)}} if version > FORMAT_VERSION:
             raise SettingError(f"ckpt_path {shown(path)} has format {version}, not {FORMAT_VERSION}: install a newer lightning_rl")
@@ -262,9 +263,9 @@ def check_content(checkpoint: object, path: str | Path) -> None:
 def check_run(
     checkpoint: Checkpoint, path: str | Path, optimizers: Sequence[Optimizer] | None = None, behaviors: Sequence[str] = ()
 ) -> None:
-    """Raise `SettingError` unless a run, with these optimizers if they are known, can continue from a checkpoint that has our content.
+    """Raise `SettingError` unless a run can resume from a checkpoint that `check_content` accepts.
 
-    `behaviors`: the names of those that learn in it, where it has several.
+    `optimizers`: those of the run, if they are known.  `behaviors`: the names of those that learn in the run, if it has several.
     """
     names = set(checkpoint["lightning_rl"].get("behaviors", ()))
     if names != set(behaviors):
@@ -277,7 +278,7 @@ def check_run(
 
 
 def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | None) -> Iterator[str]:
-    """Yield what does not fit together in a checkpoint whose places hold what they may."""
+    """Yield what is inconsistent in a checkpoint whose values are all allowed."""
     states = checkpoint["optimizer_states"]
     if optimizers is not None and len(states) != len(optimizers):
         yield f"it has {len(states)} optimizers, the model has {len(optimizers)}"
@@ -298,7 +299,7 @@ def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | No
 
 
 def _count_differences(counts: Mapping[str, Any], collectors: Sequence[tuple[int, Any]]) -> Iterator[str]:
-    """Yield what does not fit together in the counts of an algorithm, and the number of rows and the collector of each rank."""
+    """Yield what is inconsistent between the counts of an algorithm and the number of rows and the collector of each rank."""
     for number, (rows, collector) in enumerate(collectors):
         vectors = [collector["statistics"]["running_return"], collector["statistics"]["running_length"]]
         vectors += [collector["episodes"]["start"]] if collector.get("episodes") else []
@@ -306,11 +307,11 @@ def _count_differences(counts: Mapping[str, Any], collectors: Sequence[tuple[int
         for step in done["steps"]:
             vectors += [step[name] for name in ("reward", "terminated", "truncated", "valid", "episode_start")]
         if any(len(vector) != rows for vector in vectors):
-            yield f"rank {number} has not one number for each of {rows} environments"
+            yield f"rank {number} does not have one number for each of {rows} environments"
         elif any(not torch.equal(step["ended"], (step["terminated"] | step["truncated"]).nonzero().flatten()) for step in done["steps"]):
-            yield f"rank {number} has episodes that ended and did not end"
+            yield f"rank {number} has contradictory ends of episodes"
         if len(done["actions"]) != len(done["steps"]):
-            yield f"rank {number} has {len(done['actions'])} actions of {len(done['steps'])} steps"
+            yield f"rank {number} has {len(done['actions'])} actions for {len(done['steps'])} steps"
     statistics = [collector["statistics"] for _, collector in collectors]
     for name, found in (("env_steps", [collector for _, collector in collectors]), ("episodes", statistics)):
         if collectors and sum(each[name] for each in found) < counts[name]:
@@ -318,29 +319,29 @@ def _count_differences(counts: Mapping[str, Any], collectors: Sequence[tuple[int
 
 
 def _world_differences(rank: Mapping[str, Any], behaviors: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what does not fit together in a rank's world and its behaviors."""
+    """Yield what is inconsistent between a rank's world and its behaviors."""
     world, copies = rank["data"]["collector"]["world"], rank["num_envs"]
     for names in (rank["data"]["behaviors"], world["sides"], {**rank["behaviors"], **rank["frozen"]}):
         if names.keys() != behaviors.keys():
             yield f"its behaviors are {', '.join(map(str, names)) or 'none'}"
     per_copy = [world["lengths"], *([] if world["states"] is None else [world["states"]])]
     if world["num_copies"] != copies or any(len(each) != copies for each in per_copy):
-        yield f"its world has not {copies} copies"
+        yield f"its world does not have {copies} copies"
     if any(len(side["present"]) != copies * len(behaviors[name]["agents"]) for name, side in world["sides"].items()):
-        yield "its world has other agents"
+        yield "its world has different agents"
 
 
 def check_optimizer(stored: object, own: Optimizer) -> None:
-    """Raise `SettingError` unless an optimizer can take a state: torch's kernels trust its shapes, and write where they lead."""
+    """Raise `SettingError` unless an optimizer can load a state: torch's kernels trust its shapes, and may write out of bounds."""
     if error := first_error(stored, OPTIMIZER) or next(_optimizer_differences(stored, own), None):
         raise SettingError(error)
 
 
 def _optimizer_differences(stored: Any, own: Optimizer) -> Iterator[str]:
-    """Yield what an optimizer cannot take of a state that `OPTIMIZER` allows."""
+    """Yield why an optimizer cannot load a state that `OPTIMIZER` allows."""
     groups = own.state_dict()["param_groups"]
     if [group["params"] for group in stored["param_groups"]] != [group["params"] for group in groups]:
-        yield "its parameters are others"
+        yield "its parameters are different"
         return
     parameters = {
         number: p
@@ -349,12 +350,12 @@ def _optimizer_differences(stored: Any, own: Optimizer) -> Iterator[str]:
     }
     for there, group in zip(stored["param_groups"], groups, strict=True):
         for name, value in group.items():
-            # switches of another version of torch, and what a scheduler adds, may be missing
+            # flags of another version of torch, and what a scheduler adds, may be missing
             default = value if value is None or type(value) is bool or name == "initial_lr" else ...
             if name != "params" and not _is_like(there.get(name, default), value):
                 yield f"its {name[:30]} is wrong"
         if "momentum" in group and (there["momentum"] > 0) != (group["momentum"] > 0):
-            yield "its momentum is another"
+            yield "its momentum is different"
     required = next((names for kind, names in REQUIRED_STATE if isinstance(own, kind)), ())
     for number, state in stored["state"].items():
         if number not in parameters or any(name not in state for name in required):
@@ -375,7 +376,7 @@ def _is_like(value: object, own: object) -> bool:
 
 
 def _fits(name: str, value: object, parameter: Tensor) -> bool:
-    """Return whether state has its parameter's layout in memory; what repeats an element has the shape alone."""
+    """Return whether optimizer state has the memory layout of its parameter; a tensor that repeats an element has only its shape."""
     if name == "step":
         number = value.item() if isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point() else value
         return isinstance(number, int | float) and is_number(number) and number >= 0

@@ -41,7 +41,7 @@ def test_a_second_process_is_refused_in_one_line_until_the_first_has_left(tmp_pa
             pass
         assert (tmp_path / ".run.lock").read_text() == f"process {os.getpid()} on {os.uname().nodename}"
     owner = f"process {os.getpid()} on {os.uname().nodename}"
-    assert str(error.value) == f"{owner} trains in {folder}: wait for its end, or name another trainer.run_name"
+    assert str(error.value) == f"{owner} is training in {folder}: wait until it ends, or set another trainer.run_name"
     with locked(folder):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -94,5 +94,5 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
     with locked(tmp_path / "run", lines.append):
         pass
     assert lines == [
-        f"{tmp_path / '.run.lock'} cannot be locked (No locks available): make sure that no other process trains in this folder"
+        f"{tmp_path / '.run.lock'} cannot be locked (No locks available): make sure that no other process is training in this folder"
     ]
