@@ -67,7 +67,7 @@ def test_help_needs_no_torch(arguments):
         ("evaluate --ckpt_pth runs", "did you mean --ckpt_path?"),
         ("export", "--ckpt_path"),
         ("fitt", "did you mean fit?"),
-        ("fit --config ppo/cartpole --seeds x", "--seeds must be how many, such as 4, or the seeds themselves, such as [3,7,11], got 'x'"),
+        ("fit --config ppo/cartpole --seeds x", "--seeds must be a number of runs, such as 4, or a list of seeds"),
         ("tune --config ppo/cartpole --trial 3", "--trial is not an option of tune; did you mean trials?"),
         ("tune --config ppo/cartpole --model.n_step 3", "did you mean n_steps?"),
     ],

@@ -121,10 +121,10 @@ def test_runs_that_fail_leave_the_others_alone_and_one_line_names_them(folder, c
 
 BAD = {
     "--seeds 0": "--seeds must be >= 1, got 0",
-    "--seeds x": "--seeds must be how many, such as 4, or the seeds themselves, such as [3,7,11], got 'x'",
-    "--seeds []": "--seeds must be how many",
-    "--seeds 1.5": "--seeds must be how many",
-    "--seeds true": "--seeds must be how many",
+    "--seeds x": "--seeds must be a number of runs, such as 4, or a list of seeds, such as [3,7,11], got 'x'",
+    "--seeds []": "--seeds must be a number of runs",
+    "--seeds 1.5": "--seeds must be a number of runs",
+    "--seeds true": "--seeds must be a number of runs",
     "--seeds": "--seeds needs a value",
     "--seeds 3 7 11": "'7' is not an option; write a list in brackets, such as [3,7,11]",
     "--seeds [3,7,3]": "--seeds has 3 twice",
@@ -132,7 +132,7 @@ BAD = {
     "--seeds [3,7] --seed_everything 3": "--seeds [3, 7] names all seeds: leave out --seed_everything",
     "--seeds 2 --seed_everything 4294967295": "the last of --seeds must be >= 0 and <= 4294967295, got 4294967296",
     "--seeds 2 --seed_everything false": "--seeds 2 counts from seed_everything, which must be a number, got False",
-    "--jobs 2": "--jobs is how many of several runs are trained at a time: add --seeds",
+    "--jobs 2": "--jobs sets how many runs are trained at a time: add --seeds",
     "--seeds 2 --jobs 0": "--jobs must be >= 1, got 0",
     "--seeds 2 --trainer.devices 2": "--seeds trains each run in one process: leave out trainer.devices and strategy",
     "--seeds 2 --ckpt_path runs": "--seeds continues each run from its own checkpoint: --ckpt_path last, not runs",

@@ -42,7 +42,7 @@ OTHER_VIDEOS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v
 
 
 def read_env(text: str | None) -> EnvConfig | None:
-    """Read `--env`, the id of an environment or a mapping of settings of `model.env`. Raises `SettingError`: it is neither."""
+    """Read `--env`: the id of an environment, or a mapping of settings of `model.env`. Raises `SettingError`: it is neither."""
     return None if text is None else as_settings("--env", EnvConfig, parse(text, "--env") if text.startswith("{") else {"id": text})
 
 
@@ -73,7 +73,7 @@ def play_with_trainer(method: str, options: Namespace) -> int:
     redirect_notices()
     path = best_of(options.ckpt_path)
     algorithm = policy.load_with_env(path, read_env(options.env))
-    config = (run_of(path) or path.parent) / "config.yaml"  # an agent's lies beside it
+    config = (run_of(path) or path.parent) / "config.yaml"  # a shared agent has it in the same folder
     settings = read_config(str(config)).get("evaluation") if config.is_file() else None
     try:
         evaluation = EvaluationConfig(**settings or {})
@@ -86,7 +86,7 @@ def play_with_trainer(method: str, options: Namespace) -> int:
 
 
 def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
-    """Print statistics of episodes for a reader."""
+    """Print statistics of episodes in readable form."""
     trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
     if result["episodes"] == 1:
         print(f"return {result['return_mean']:.2f} in 1 episode, length {result['length_mean']:.0f}, trained for {trained}")
@@ -103,7 +103,7 @@ def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
         lost = 1 - result["win_rate"] - result["draw_rate"]
         print(f"won {result['win_rate']:.1%}, drawn {result['draw_rate']:.1%}, lost {lost:.1%}")
     if "exploitability" in result:
-        print(f"the best opponent wins {result['exploitability']:.3f} a game against it")
+        print(f"the best opponent wins {result['exploitability']:.3f} per game against it")
     for name in [key.removesuffix("/return_mean") for key in result if key.endswith("/return_mean")]:
         mean, std, low, high = (result[f"{name}/return_{each}"] for each in ("mean", "std", "min", "max"))
         print(f"{name}: return {mean:.2f}" + ("" if result["episodes"] == 1 else f" ± {std:.2f} (min {low:.2f}, max {high:.2f})"))
@@ -112,17 +112,17 @@ def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
 
 
 def collect(options: Namespace) -> int:
-    """Save episodes as a Minari dataset: of a checkpoint's policy, which plays them, or of its replay buffer."""
+    """Save episodes as a Minari dataset: played by a checkpoint's policy, or taken from its replay buffer."""
     check_range("--episodes", options.episodes, 1, whole=True)
     check_seed("--seed", options.seed)
     if options.replay and (options.episodes, options.seed, options.deterministic) != (100, 0, "true"):
-        raise SettingError("collect --replay saves the steps that there are: leave out --episodes, --seed and --deterministic")
+        raise SettingError("collect --replay saves all steps of the replay buffer: leave out --episodes, --seed and --deterministic")
     new_folder(dataset_id(options.dataset), options.force)
     ckpt_path = checkpoint_of(options.ckpt_path, "ckpt_path", "last.ckpt") if options.replay else options.ckpt_path
     algorithm = policy.load_with_env(ckpt_path, read_env(options.env))
     if algorithm.spaces.agents:
         raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
-    # one environment, so that the policy does bit for bit what load_policy does
+    # one environment, so that the policy acts bit for bit as from load_policy
     player = make_player(algorithm.env, 1, None, algorithm.spaces, [RecordEpisodes])
     recorder: Any = player.envs[0]
     with closing(player), torch_threads(1):
@@ -149,7 +149,7 @@ def record(options: Namespace) -> int:
     check_seed("--seed", options.seed)
     check_range("--max_episode_steps", 1 if limit is None else limit, 1, whole=True)
     if options.out is None and is_address(options.ckpt_path):
-        raise SettingError(f"{options.ckpt_path} is not of a run on this machine: name a folder or a file by --out")
+        raise SettingError(f"{options.ckpt_path} is not a run on this machine: name a folder or a file with --out")
     ckpt_path = best_of(options.ckpt_path)
     files = video_files(videos_of(ckpt_path) if options.out is None else options.out, options.episodes)
     load_ffmpeg("lightning-rl record")
@@ -163,7 +163,7 @@ def record(options: Namespace) -> int:
 
 
 def videos_of(ckpt_path: Path) -> Path:
-    """Return the folder `videos` of a checkpoint's run; next to a checkpoint that is in no run."""
+    """Return the folder `videos` of a checkpoint's run, or the one next to a checkpoint that is not in a run."""
     return (run_of(ckpt_path) or ckpt_path.absolute().parent) / "videos"
 
 
@@ -171,7 +171,7 @@ def video_files(out: Path, episodes: int) -> list[Path]:
     """Name a file for each episode.
 
     Raises:
-        SettingError: one file for several episodes, or a place that cannot be written to.
+        SettingError: one file for several episodes, or a path that cannot be written to.
     """
     if not out.parent.is_dir():
         way_out = f"{out.parent} is not a folder" if out.parent.exists() else f"there is no folder {out.parent}; make it first"
@@ -188,7 +188,7 @@ def video_files(out: Path, episodes: int) -> list[Path]:
 
 
 def export(options: Namespace) -> int:
-    """Write a checkpoint's policy as a file that needs no part of this package."""
+    """Export a checkpoint's policy to a file that can be used without this package."""
     path = export_policy(options.ckpt_path, options.out, options.format, options.behavior, read_env(options.env))
     description = read_manifest(path) or {}
     check, found = description["check"], []
@@ -196,7 +196,7 @@ def export(options: Namespace) -> int:
     if True in numeric:
         found.append(f"numbers differ by at most {check['max_abs_difference']:.2g}")
     if False in numeric:
-        found.append("choices are the same" + (f" but for {check['ties']} ties" if check["ties"] else ""))
+        found.append("choices are the same" + (f" except for {check['ties']} ties" if check["ties"] else ""))
     print(printable(f"{path}, described in {manifest_path(path).name}"))
     print(f"compared with the policy at {check['observations']:,} observations: {', '.join(found)}")
     return 0
@@ -214,14 +214,14 @@ def push(options: Namespace) -> int:
 
 
 def compare(options: Namespace) -> int:
-    """Print the results of runs, by algorithm, environment and settings; write a page with their learning curves."""
+    """Print the results of runs by algorithm, environment and settings, and write a page with their learning curves."""
     if options.versus and (options.out is not None or options.threshold is not None or options.diagnostics):
         raise SettingError("compare --versus plays games and draws no curves: leave out --out, --threshold and --diagnostics")
     if options.versus:
         print(printable(describe_matches(play_matches(options.runs, options.games))))
         return 0
     if options.out == "":
-        raise SettingError("--out '' is no file; name one that ends in .html")
+        raise SettingError("--out '' is not a file; name one that ends in .html")
     out = None if options.out is None else Path(options.out)
     if out is not None:
         check_out(out)
@@ -260,4 +260,4 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "import-mlagents": print_mlagents_config,
     "import-zoo": print_zoo_config,
 }
-"""Takes the options of each subcommand; returns the exit status."""
+"""The function of each subcommand: takes its options, returns the exit status."""

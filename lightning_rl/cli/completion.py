@@ -1,4 +1,4 @@
-"""Completion of commands in a shell, by shtab: `lightning-rl completion bash`."""
+"""Shell completion with shtab: `lightning-rl completion bash`."""
 
 import argparse
 
@@ -15,7 +15,7 @@ FILES = {"config", "ckpt_path", "init_from", "run", "runs", "file", "space", "ou
 
 
 def print_completion(options: argparse.Namespace) -> int:
-    """Print the script that teaches a shell our subcommands, options and settings."""
+    """Print the script with which a shell completes our subcommands, options and settings."""
     program = argparse.ArgumentParser("lightning-rl", add_help=False)
     subcommands = program.add_subparsers(dest="subcommand")
     for name, make in PARSERS.items():
@@ -29,7 +29,7 @@ def print_completion(options: argparse.Namespace) -> int:
 
 
 def adopt(subcommands: argparse._SubParsersAction, name: str, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add a parser's options to a subcommand, with what their values are. Return the subcommand's parser."""
+    """Add a subcommand with the options of a parser, and complete file names where values are files. Return the subcommand's parser."""
     own = subcommands.add_parser(name, help=parser.description, parents=[parser], add_help=False, conflict_handler="resolve")
     for action in own._actions:
         if action.dest in FILES:

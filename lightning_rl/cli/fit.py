@@ -36,7 +36,7 @@ from lightning_rl.training.trainer import Trainer
 
 
 def fit(options: list[Option], imports: list[str]) -> int:
-    """Train. `imports`: the modules that were imported for it."""
+    """Train. `imports`: the modules that were imported with `--import`."""
     redirect_notices()
     arguments = ["--help"] if any(option.name == "--help_all" for option in options) else read_arguments(options)
     with one_line_errors(ArgumentError, MisconfigurationException):
@@ -45,7 +45,7 @@ def fit(options: list[Option], imports: list[str]) -> int:
 
 
 class HelpParser(LightningArgumentParser):
-    """A parser whose help is the list of options alone: a usage of sixty options tells nothing that the list does not."""
+    """A parser whose help is only the list of options: a usage line of sixty options would add nothing."""
 
     def __init__(self, *arguments: Any, **kwargs: Any) -> None:
         super().__init__(*arguments, usage=SUPPRESS, **kwargs)
@@ -73,7 +73,7 @@ class CLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Name the methods of the Trainer to run, and their arguments that are no options."""
+        """Return the methods of the Trainer to run, and their arguments that are not options."""
         return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -93,7 +93,7 @@ class CLI(LightningCLI):
             check_seed("seed_everything", seed)
 
     def before_instantiate_classes(self) -> None:
-        """Show `ckpt_path` again, which `Trainer.fit` takes. Dump the settings here: Lightning would validate them a second time."""
+        """Restore `ckpt_path`, which `Trainer.fit` takes. Dump the settings here: Lightning would validate them a second time."""
         self.config["fit"]["ckpt_path"] = self.ckpt_path
         dumped = self.parser.dump(self.config, skip_validation=True, skip_none=False, skip_link_targets=False)
         self.config_dump = yaml.safe_load(dumped)["fit"]
@@ -107,7 +107,7 @@ class CLI(LightningCLI):
             raise SettingError(explain_flag(str(error), vars(self.config["fit"]["trainer"]))) from error
 
     def instantiate_classes(self) -> None:
-        """Build the algorithm and the Trainer, which may refuse their settings by any error."""
+        """Build the algorithm and the Trainer, which may reject their settings with any error."""
         with prefix_model_settings(locate(self.config["fit"]["model"]["class_path"])), one_line_errors(Exception):
             super().instantiate_classes()
 
@@ -119,15 +119,15 @@ class CLI(LightningCLI):
 
 
 class CheckingCLI(CLI):
-    """Builds the algorithm and the Trainer, and does not train."""
+    """Build the algorithm and the Trainer without training."""
 
     def fit(self, **arguments: Any) -> None:
         """Do nothing."""
 
 
 def check(options: list[str], imports: list[str]) -> CheckingCLI:
-    """Build the algorithm and the Trainer of a run, which refuse wrong settings."""
-    logging.disable(logging.WARNING)  # notices about a run that does not begin
+    """Check the settings of a run by building its algorithm and Trainer."""
+    logging.disable(logging.WARNING)  # notices about a run that is not started
     try:
         with redirect_stdout(StringIO()), one_line_errors(ArgumentError, MisconfigurationException):
             return CheckingCLI(["fit", *read_arguments(read_options(options))], imports)
@@ -136,27 +136,27 @@ def check(options: list[str], imports: list[str]) -> CheckingCLI:
 
 
 class PlannedCLI(CLI):
-    """Trains a planned run, from its last checkpoint if there is one."""
+    """Train a planned run, from its last checkpoint if there is one."""
 
     def __init__(self, plan: RunPlan, ask: Ask) -> None:
         self.plan, self.ask = plan, ask
         super().__init__(["fit", *read_arguments(read_options(plan.fit_options))], list(plan.imports))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the options. Use one thread unless they say otherwise: other runs are measured against, and need, the other cores."""
+        """Parse the options. The default is one thread: runs are compared with each other, and the others need the other cores."""
         super().parse_arguments(parser, args)
         flags = self.config["fit"]["trainer"]
         flags["torch_threads"] = flags["torch_threads"] or 1
 
     def before_fit(self) -> None:
-        """Check that the settings are those that the runs began with."""
+        """Check that the settings are still those with which the runs began."""
         super().before_fit()
         trainer: Any = self.trainer
         if self.plan.settings is not None and (other := first_difference(self.plan.settings, trainer.config)) is not None:
-            raise SettingError(f"{other} has changed in a config file since these runs began; change it back, or begin others")
+            raise SettingError(f"{other} has changed in a config file since these runs began; change it back, or start new runs")
 
     def fit(self, model: Any, init_from: str | None = None, force: bool = False, **arguments: Any) -> None:
-        """Train, and report; `force` begins again although there is a checkpoint."""
+        """Train, and report; `force` starts over even if there is a checkpoint."""
         trainer: Any = self.trainer
         monitor = next((each.monitor for each in callbacks_of(trainer, BestModel)), CheckpointConfig.monitor)
         trainer.callbacks.append(ReportRun(self.ask, monitor, self.plan.width))
@@ -167,7 +167,7 @@ class PlannedCLI(CLI):
 
 
 def train(plan: RunPlan, ask: Ask) -> None:
-    """Train a planned run, in a process of its own."""
+    """Train a planned run, in its own process."""
     find_modules_here(plan.imports)
     for module in plan.imports:
         importlib.import_module(module)
@@ -177,22 +177,22 @@ def train(plan: RunPlan, ask: Ask) -> None:
 
 
 def command_line(subcommand: str, arguments: Iterable[str], imports: Iterable[str]) -> str:
-    """Return a command of this program."""
+    """Return the command line of a subcommand of this program."""
     return join(["lightning-rl", subcommand, *(part for module in imports for part in ("--import", module)), *arguments])
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush it."""
     print(printable(line), flush=True)
 
 
 def represent_word(dumper: yaml.SafeDumper, word: StrEnum) -> yaml.Node:
-    """Write a word that is one of few as YAML."""
+    """Represent a member of a string enum in YAML."""
     return dumper.represent_str(word.value)
 
 
 def redirect_notices() -> None:
-    """Print notices of Lightning on stdout, without its advertisements, and none of Weights & Biases: stderr is for errors alone."""
+    """Print notices of Lightning on stdout, without its advertisements, and silence Weights & Biases: stderr is only for errors."""
     os.environ.setdefault("WANDB_SILENT", "true")
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
         handler = Notices(sys.stdout)
@@ -202,10 +202,10 @@ def redirect_notices() -> None:
 
 
 class Notices(logging.StreamHandler):
-    """A handler that raises when the output is closed or full, instead of printing a traceback and going on."""
+    """A handler that raises when the output is closed or full, instead of printing a traceback and continuing."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (of logging)
-        """Raise errors of the system; print others."""
+        """Raise an `OSError`; print other errors."""
         if isinstance(sys.exception(), OSError):
             raise
         super().handleError(record)
@@ -213,7 +213,7 @@ class Notices(logging.StreamHandler):
 
 @contextmanager
 def prefix_model_settings(algorithm: Any) -> Iterator[None]:
-    """Write `model.gamma` in an error that begins with `gamma`, a setting of the algorithm, as messages about types do."""
+    """Add the prefix `model.` to an error that begins with a setting of the algorithm, as in messages about types: `model.gamma`."""
     try:
         yield
     except SettingError as error:
@@ -225,9 +225,9 @@ def prefix_model_settings(algorithm: Any) -> Iterator[None]:
 
 @contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into a `SettingError`: the one that caused it, else the library's words in one sentence.
+    """Turn errors of these kinds into a `SettingError`: the one that caused the error, else one with the library's message in a sentence.
 
-    A mistake in a user's code, anything but a `ValueError` there, stays as it is.
+    An error in the user's code is raised unchanged, unless it is a `ValueError` or an error of the parser or Lightning about settings.
     """
     try:
         yield

@@ -30,16 +30,18 @@ from lightning_rl.startup import (
 )
 
 READERS: dict[str, Callable[[list[str]], Any]] = {"fit": read_options, "tune": read_tune_options}
-"""Turn the arguments behind a subcommand into options, without torch; of the others by the parsers of argparse."""
+"""Functions that turn the arguments of a subcommand into options without loading torch; the others use parsers of argparse."""
 SUBCOMMANDS = (*READERS, *PARSERS, "list")
 
 SYNONYMS = {"train": "fit", "learn": "fit", "play": "evaluate", "enjoy": "evaluate", "optimize": "tune", "hpo": "tune", "plot": "compare"}
-"""Words for what a subcommand does."""
+"""Other words for subcommands."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program. Returns its exit status: 0; 2 for wrong input; 1 for an error of a user's code or of ours, or if another process of
-    the run is gone; 141 if its reader is.
+    """Run the program and return its exit status.
+
+    0: success. 1: an error in the user's code or in ours, or the loss of another process of the run. 2: wrong input, or output that cannot
+    be written. 130: Ctrl-C. 141: a closed pipe.
     """
     raise_when_interrupted()
     arguments = sys.argv[1:] if argv is None else argv
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             return run(arguments)
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # not when Python ends, which would print what fails
+                sys.stdout.flush()  # not at the exit of Python, which would print an error
     except (SettingError, LostRankError) as error:
         if debug:
             raise
@@ -70,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_error(error: Exception) -> None:
-    """Print an error that was not expected without the calls of libraries between the program and what failed, often a user's code."""
+    """Print an unexpected error without the library calls between the program and the code that failed, often the user's."""
     shown = traceback.TracebackException.from_exception(error)
     libraries = (f"{os.sep}pytorch_lightning{os.sep}", f"{os.sep}jsonargparse{os.sep}", f"{os.sep}contextlib.py")
     between = (str(Path(__file__).parent), *libraries)
@@ -81,7 +83,7 @@ def print_error(error: Exception) -> None:
 
 
 def output_is_lost() -> bool:
-    """Return whether nothing can be printed any more; if so, discard what is still to be printed."""
+    """Return whether stdout can no longer be written to; if so, discard further output."""
     try:
         print(flush=True)
     except OSError:
@@ -135,7 +137,7 @@ def run(argv: list[str]) -> int:
         from lightning_rl.cli import commands, fit  # torch and Lightning are loaded only now
 
     if is_first:
-        gc.freeze()  # what was imported is needed until this process ends: no collection looks through it again
+        gc.freeze()  # imports live until this process ends: keep them out of garbage collections
     raise_when_interrupted()
     if several is not None:
         from lightning_rl.cli import seeds
@@ -151,18 +153,18 @@ def run(argv: list[str]) -> int:
 
 
 def import_modules(names: list[str]) -> None:
-    """Import what `--import` names."""
+    """Import the modules that `--import` names."""
     for module in names:
         try:
             find_modules_here([module])
             importlib.import_module(module)
-        except Exception as error:  # the module of a user may raise anything
+        except Exception as error:  # a user's module may raise anything
             missing = "; a module must be installed or in the current folder" if isinstance(error, ImportError) else ""
             raise SettingError(f"--import {module}: {type(error).__name__}: {error}{place_in_code(error)}{missing}") from error
 
 
 def take_subcommand(arguments: list[str]) -> str | None:
-    """Remove the subcommand from the arguments; None if only help is asked for."""
+    """Remove the subcommand from the arguments and return it; None if only help is requested."""
     for position, argument in enumerate(arguments):
         if argument in SUBCOMMANDS and (position == 0 or not is_value(arguments, position)):
             return arguments.pop(position)
@@ -175,7 +177,7 @@ def take_subcommand(arguments: list[str]) -> str | None:
 
 
 def is_value(arguments: list[str], position: int) -> bool:
-    """Return whether an argument is the value of the option before it: `--config fit` against `--config a.yaml fit`."""
+    """Return whether an argument is the value of the option before it: `--config fit` as opposed to `--config a.yaml fit`."""
     before = arguments[position - 1]
     return before.startswith("--") and "=" not in before
 

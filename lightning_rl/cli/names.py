@@ -1,4 +1,4 @@
-"""Options of `fit`: which there are, and what they set. Nothing here loads torch."""
+"""Read and check the options of `fit`, without loading torch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -18,7 +18,7 @@ SEE_HELP = "; see lightning-rl fit --help"
 
 
 class Option(NamedTuple):
-    """An option of the command line.  config: the part of a config that it stands for, if it is one."""
+    """An option of the command line.  config: the part of a config that it stands for, if any."""
 
     name: str
     value: str
@@ -26,7 +26,7 @@ class Option(NamedTuple):
 
 
 def read_options(arguments: list[str]) -> list[Option]:
-    """Read the options of `fit`, and the configs among them, and check all names but those of a user's own algorithm."""
+    """Read the options of `fit` and its configs, and check all names except the settings of a user's own algorithm."""
     options = [Option(name, value, config_of(name, value)) for name, value in split_options(arguments)]
     named = [model["class_path"] for model in models_in(options) if "class_path" in model]
     model = str(named[-1]).removeprefix("lightning_rl.") if named else ""
@@ -59,19 +59,19 @@ def split_options(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class SeedOptions(NamedTuple):
-    """seeds: of the runs, or how many of them.  jobs: how many are trained at a time; None: as many as there are processor cores."""
+    """seeds: the seeds of the runs, or the number of runs.  jobs: how many are trained at a time; None: one per processor core."""
 
     seeds: int | list[int]
     jobs: int | None
 
 
 def take_seeds(options: list[Option]) -> SeedOptions | None:
-    """Remove `--seeds` and `--jobs` from the options, and return them; None for one run, or where its settings are asked for."""
+    """Remove `--seeds` and `--jobs` from the options and return them; None for a single run, or if only settings or help are printed."""
     given = {option.name: parse(option.value, option.name) for option in options if option.name in ("--seeds", "--jobs")}
     options[:] = [option for option in options if option.name not in given]
     names = [option.name for option in options]
     if "--jobs" in given and "--seeds" not in given:
-        raise SettingError("--jobs is how many of several runs are trained at a time: add --seeds")
+        raise SettingError("--jobs sets how many runs are trained at a time: add --seeds")
     if "--seeds" not in given:
         return None
     seeds, jobs = given["--seeds"], given.get("--jobs")
@@ -85,7 +85,7 @@ def take_seeds(options: list[Option]) -> SeedOptions | None:
     elif isinstance(seeds, int) and not isinstance(seeds, bool):
         errors.check_range("--seeds", seeds, 1, whole=True)
     else:
-        raise SettingError(f"--seeds must be how many, such as 4, or the seeds themselves, such as [3,7,11], got {seeds!r}")
+        raise SettingError(f"--seeds must be a number of runs, such as 4, or a list of seeds, such as [3,7,11], got {seeds!r}")
     if "--jobs" in given:
         errors.check_range("--jobs", jobs, 1, whole=True)
     shows = any(name in ("--print_config", "--help_all") or name.endswith(".help") for name in names)
@@ -93,7 +93,7 @@ def take_seeds(options: list[Option]) -> SeedOptions | None:
 
 
 def instead_of(word: str, following: list[str]) -> str:
-    """Return what to write instead of a word that is not an option: the name of an algorithm or config, or anything else."""
+    """Suggest what to write instead of a word that is not an option, such as the name of an algorithm or a config."""
     named = next((model for model in MODELS if model.lower() == word.lower()), None)
     if named is not None:
         env_id = next((each for each in following[:1] if not each.startswith("-")), "CartPole-v1")
@@ -140,7 +140,7 @@ def check_option(option: str, algorithm: str, names: list[str]) -> None:
         check_model(algorithm, "--model.", [key], names)
         if key == "env" and inner.startswith("wrappers."):
             form = "--model.env.wrappers '[{class_path: ClipReward, init_args: {min_reward: -1}}]'"
-            raise SettingError(f"{option}: arguments of a wrapper stand in the list, such as {form}")
+            raise SettingError(f"{option}: arguments of a wrapper go into the list, such as {form}")
         if key in PARTS and inner:
             check_names(f"--model.{key}.", [inner.partition(".")[0]], settings_of_section(key))
     elif section in ("trainer", *SECTIONS):
@@ -148,7 +148,7 @@ def check_option(option: str, algorithm: str, names: list[str]) -> None:
 
 
 def check_model(algorithm: str, prefix: str, given: Iterable[object], names: list[str], where: str = "") -> None:
-    """Raise `SettingError` for the first key that is not among the settings of an algorithm; it may be one of others."""
+    """Raise `SettingError` for the first key that is not a setting of an algorithm; the message names algorithms that have it."""
     for key in given:
         if key not in names:
             raise SettingError(f"{prefix}{key}{where} is not a setting of {algorithm}{way_out_of_algorithm(str(key), names) or SEE_HELP}")

@@ -1,4 +1,4 @@
-"""`fit --seeds`: runs that differ in their seed alone, each in a process of its own, and one display of all."""
+"""`fit --seeds`: train runs that differ only in their seed, each in its own process, with one display for all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lightning_rl.training.run_processes import Message, RunPlan, RunPool
 from lightning_rl.training.trainer_flags import check_beginning
 
 LINE_WIDTH = 100
-"""Letters of a line about a run's progress where the output is not a terminal."""
+"""Characters of a line about a run's progress if the output is not a terminal."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class SeedRun:
         return self.plan.folder
 
     def update(self, message: Message) -> None:
-        """Take over what the run reports."""
+        """Update the state from a message of the run."""
         self.count = max(self.count, message.count)
         if message.waits:
             self.state, self.text = "trains", message.text or self.text
@@ -100,7 +100,7 @@ def fit_seeds(given: SeedOptions, options: list[Option], imports: list[str]) -> 
 
 
 def check_settings(base: CheckingCLI) -> None:
-    """Raise `SettingError` for settings with which several runs cannot be trained, or do not differ."""
+    """Raise `SettingError` for settings with which several runs cannot be trained, or would all be the same."""
     trainer: Any = base.trainer
     ckpt_path, init_from = base.ckpt_path, base.config_dump["init_from"]
     check_beginning(ckpt_path, init_from)
@@ -127,7 +127,7 @@ def find_seeds(given: int | list[int], first: object) -> list[int]:
 
 
 def plan_run(base: CheckingCLI, seed: int, options: list[str], imports: list[str], width: int) -> RunPlan:
-    """Return the run of a seed."""
+    """Plan the run of a seed."""
     trainer: Any = base.trainer
     root = Path(trainer.default_root_dir)
     runs = root / type(base.model).__name__ / environment_name(base.model.env)
@@ -144,7 +144,7 @@ def plan_run(base: CheckingCLI, seed: int, options: list[str], imports: list[str
 
 
 def check_folder(run: SeedRun, base: CheckingCLI) -> None:
-    """Find out whether the run of a seed has ended. Raise `SettingError` if its folder has another run, which would be lost."""
+    """Note whether the run of a seed has already ended. Raise `SettingError` if its folder has another run, which would be lost."""
     trainer: Any = base.trainer
     folder, continues = run.folder, base.ckpt_path == "last"
     saved, anything = last_generation(folder / "checkpoints"), find_saved(folder / "checkpoints")
@@ -154,7 +154,7 @@ def check_folder(run: SeedRun, base: CheckingCLI) -> None:
         say(f"no last.ckpt in {folder}: starting a new run")
     if is_blank(folder):
         return
-    keeps = saved is not None or anything is None  # with best.ckpt alone only the same run begins again: it comes to the same weights
+    keeps = saved is not None or anything is None  # with only best.ckpt, a run starts over, which reaches the same weights
     other = None if continues and keeps else first_difference(read_config(folder / "config.yaml"), run.plan.settings or {})
     if saved is None and (other is not None or not trainer.savers):
         what = "that saved nothing" if anything is None else "without last.ckpt"
@@ -166,7 +166,7 @@ def check_folder(run: SeedRun, base: CheckingCLI) -> None:
 
 
 def has_ended(base: CheckingCLI, saved: Path) -> bool:
-    """Return whether nothing is left of a run: it has its length and its last evaluation, or its evaluations ended it."""
+    """Return whether a run is complete: it has its full length and its last evaluation, or its evaluations ended it."""
     trainer: Any = base.trainer
     count, states = check_fits(base.model, saved), read_checkpoint(saved)["callbacks"]
     evaluated = [states[each.state_key]["evaluated_at"] for each in callbacks_of(trainer, RolloutEvaluator) if each.state_key in states]
@@ -198,7 +198,7 @@ def train_all(runs: list[SeedRun], pool: RunPool, display: Display) -> None:
 
 
 class Display:
-    """A line for each run: of a bar that is kept up to date in a terminal; elsewhere printed when its state changes, and once a minute.
+    """Show a line for each run: in a terminal a progress bar; elsewhere a line when its state changes, and once a minute.
 
     `length`: of a run.
     """
@@ -208,15 +208,15 @@ class Display:
         self.bar = make_bar(self.console) if self.console.is_terminal else None
         self.length, self.label = length, max(len(str(seed)) for seed in seeds)
         self.shown: dict[int, tuple[str, float]] = {}
-        """Of each seed, the state that was printed, and when."""
+        """The state last printed for each seed, and when."""
 
     @property
     def width(self) -> int:
-        """Return the letters that there is room for in a run's report of its progress."""
+        """Return the maximum number of characters of a run's report of its progress."""
         return self.console.width - BAR_WIDTH - len(f" seed {'':{self.label}}  ") if self.bar is not None else LINE_WIDTH
 
     def print(self, line: str) -> None:
-        """Print a line for good."""
+        """Print a line that stays."""
         self.console.print(printable(line))
 
     @contextmanager
@@ -232,7 +232,7 @@ class Display:
             yield
 
     def show(self, run: SeedRun) -> None:
-        """Show how far a run is."""
+        """Show the progress of a run."""
         line = printable(f"seed {run.seed:{self.label}}  {run.text}")
         if self.bar is not None:
             done = self.length if run.state == "ended" else min(run.count, self.length)
@@ -246,7 +246,7 @@ class Display:
 
 
 def print_results(runs: list[SeedRun]) -> None:
-    """Print the best evaluation of each run, and how to draw all. Raises `SettingError`: a run failed."""
+    """Print the best evaluation of each run, and the command that plots them all. Raises `SettingError`: a run failed."""
     found = [find_best(run.folder) for run in runs]
     rows = [
         [str(run.seed), *([NOTHING, NOTHING] if best is None else [number(best[0]), whole(best[1])]), str(run.folder)]
@@ -258,7 +258,7 @@ def print_results(runs: list[SeedRun]) -> None:
         say(f"{len(returns)} seeds: mean {number(returns.mean())} ± {number(round(returns.std(), 12))}, IQM {number(iqm(returns))}")
     folders = [quote(str(run.folder)) for run in runs if is_run(run.folder)]
     if folders:
-        say(f"draw them: lightning-rl compare {' '.join(folders)} --out report.html")
+        say(f"plot them: lightning-rl compare {' '.join(folders)} --out report.html")
     failed = [run for run in runs if run.state != "ended"]
     for run in failed:
         say(f"seed {run.seed} {run.text}; see {run.plan.log}")
@@ -268,7 +268,7 @@ def print_results(runs: list[SeedRun]) -> None:
 
 
 def find_best(folder: Path) -> tuple[float, float] | None:
-    """Return the highest mean return of a run's evaluations and the newest count at which it was; None without evaluations."""
+    """Return the highest mean return of a run's evaluations and the last count at which it was reached; None without evaluations."""
     run = read_run(folder) if is_run(folder) else None
     if run is None or run.source != EVALUATIONS or not len(run.returns):
         return None

@@ -28,23 +28,23 @@ EXPLAINED = {
     **{f"--model.reward_signals.{name}.help": signal for name, signal in SIGNALS.items()},
     **{f"--{section}.help": locate(path) for section, path in SECTIONS.items()},
 }
-"""The classes that options for help explain."""
+"""Classes whose docstrings are printed by options for help."""
 FLAGS: dict[str, tuple[object, type]] = {"callbacks": (pl.callbacks, pl.Callback), "logger": (pl.loggers, Logger)}
 """Trainer flags that are objects: the module of Lightning's own classes, and their base class."""
 MODULE = re.compile(r"([a-zA-Z_]\w*)[.:][a-zA-Z_]")
-"""How a class or environment of a module is named: `my_module.MyClass`, `my_module:MyEnv-v0`."""
+"""Names of a class or an environment in a module: `my_module.MyClass`, `my_module:MyEnv-v0`."""
 TEXTS = ("--trainer.run_name", "--trainer.default_root_dir", "--init_from", "--ckpt_path", "--model.env.id")
-"""Options whose values are names and paths, also such as 12e3."""
+"""Options whose values are names and paths, even if they look like numbers: 12e3."""
 WHOLE_NUMBER = re.compile(r"\d+\.0*")
-"""As sweeps write integers."""
+"""An integer as sweeps write it, such as 3.0."""
 NAMES_A_CLASS = re.compile(rf"\b(class_path|env|env\.id|env\.wrappers|encoder|memory|{'|'.join(CLASSES)})\+?$")
-"""Settings whose texts are class paths and environment ids; in others, such texts may be files."""
+"""Settings whose values are class paths and environment ids; in other settings, such values may be file names."""
 
 
 def read_arguments(options: list[Option]) -> list[str]:
-    """Turn options into those of jsonargparse: short forms spelled out, names checked.
+    """Convert options to those of jsonargparse: spell out short forms and check names.
 
-    The algorithm is the one that is named last; every setting of the model must be one of its settings.
+    The algorithm that is named last counts; every setting of the model must be one of its settings.
     """
     for option, value, config in options:
         named = {option: parse(value, option)} if config is None and NAMES_A_CLASS.search(option) else config
@@ -83,7 +83,7 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
             behaviors = as_mapping("model.behaviors", settings["behaviors"]) if "behaviors" in settings else behaviors
             if "reward_signals" in settings:
                 named = as_mapping("model.reward_signals", settings["reward_signals"])
-                signals = merge_signals(signals or {}, named) if named else {}  # null leaves the defaults alone
+                signals = merge_signals(signals or {}, named) if named else {}  # null: only the defaults
             yield f"--config={in_one_line(config)}"
             continue
         if option.startswith("--model.reward_signals."):
@@ -103,7 +103,7 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         if WHOLE_NUMBER.fullmatch(value) and part in parameters:
             value = str(convert_integers(parameters, {part: float(value)})[part])
         if (value == "null" or value.startswith(("{", "["))) and part in PARTS and name in settings_of_section(part):
-            whole = {part: {name: parse(value, option)}}  # as an option, jsonargparse takes null for the word None
+            whole = {part: {name: parse(value, option)}}  # in an option, jsonargparse would read null as the string None
             yield f"--config={in_one_line({'model': {'init_args': whole}})}"
         else:
             yield f"{option}={value}" if value else option
@@ -114,7 +114,7 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
 
 
 def change_behaviors(behaviors: Plain, option: str, value: str) -> Plain:
-    """Return behaviors with the value of an option such as `--model.behaviors.good.learner.learning_rate`, or those that it gives."""
+    """Set the value of an option such as `--model.behaviors.good.learner.learning_rate`; `--model.behaviors` replaces all of them."""
     _, *path = option.removeprefix("--model.").split(".")
     if path and path[0] not in as_mapping("model.behaviors", behaviors):
         raise SettingError(f"{option}: there is no behavior {path[0]}{nearest(path[0], behaviors)}")
@@ -122,7 +122,7 @@ def change_behaviors(behaviors: Plain, option: str, value: str) -> Plain:
 
 
 def with_value(tree: object, path: list[str], value: object) -> object:
-    """Return a tree of settings with a value at a path; below a class, which may be its name alone, among its arguments."""
+    """Return a tree of settings with a value at a path; below a class, which may be only its name, the path leads into its `init_args`."""
     if not path:
         return value
     key, *rest = path
@@ -133,7 +133,7 @@ def with_value(tree: object, path: list[str], value: object) -> object:
 
 
 def modules_in(tree: object, key: str = "") -> Iterator[str]:
-    """Find the modules in class paths and environment ids of a config; `key` is the place of a part in another."""
+    """Find the modules in class paths and environment ids of a config; `key` is the place of `tree` in it."""
     if isinstance(tree, Mapping):
         for name, child in tree.items():
             yield from modules_in(child, f"{key}.{name}")
@@ -145,7 +145,7 @@ def modules_in(tree: object, key: str = "") -> Iterator[str]:
 
 
 def merge_signals(settings: Mapping[str, object], others: Mapping[str, object]) -> dict[str, object]:
-    """Lay reward signals over others, setting by setting; null replaces the whole signal."""
+    """Merge `others` into reward signals, setting by setting; null replaces the whole signal."""
     merged = dict(settings)
     for name, setting in others.items():
         before = merged.get(name)
@@ -165,10 +165,10 @@ def find_algorithm(class_path: object) -> type:
         return algorithm_class(name, Algorithm)
     try:
         imported = importlib.import_module(module)
-    except Exception as error:  # the module of a user may raise anything
+    except Exception as error:  # a user's module may raise anything
         reason = f"{error if isinstance(error, ImportError) else f'{type(error).__name__}: {error}'}{place_in_code(error)}"
         raise SettingError(f"model {class_path!r}: {reason}; a module must be installed or in the current folder") from error
-    found = getattr(imported, name, None)  # this package imports an algorithm when it is asked for
+    found = getattr(imported, name, None)  # this package imports its algorithms lazily
     if found is None:
         algorithms = {name for name, each in vars(imported).items() if is_algorithm(each)}
         raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, algorithms)}")
@@ -179,18 +179,18 @@ def find_algorithm(class_path: object) -> type:
 
 
 def is_algorithm(found: object) -> bool:
-    """Return whether something is the class of an algorithm, or that of several."""
+    """Return whether an object is the class of an algorithm, or of several (`MultiAgent`)."""
     return isinstance(found, type) and issubclass(found, Algorithm | MultiAgent)
 
 
-WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "dict": "a mapping", "list": "a list"}
+WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string", "dict": "a mapping", "list": "a list"}
 WORDS |= {"Iterable": "a list", "null": "", "NoneType": ""}
 OF_NO_CLASS = r"class_path 'pytorch_lightning\.Callback':\s+Option '.+' is not accepted"
-"""What jsonargparse says of a callback's setting where it tries `Callback` itself, besides a class that was named before."""
+"""The error of jsonargparse for a callback's setting when it tries `Callback` itself, in addition to a class named before."""
 
 
 def explain(message: str) -> str:
-    """Summarize a message of jsonargparse in one sentence. Its words are those of the version in constraints.txt, see `test_cli_errors`."""
+    """Summarize an error message of jsonargparse in one sentence; it matches the version in constraints.txt, see `test_cli_errors`."""
     parts = [part for names in re.findall(r"""[Kk]ey "([^"]+)"|NestedArg\(key='([^']+)'""", message) for part in "".join(names).split(".")]
     key = ".".join(dict.fromkeys(part for part in parts if part not in ("init_args", "fit")))
     value = re.search(r"(?:Got value: |Given value: (?:NestedArg\(key='[^']*', val=)?)(.+?)\)?$", message, re.M)
@@ -231,7 +231,7 @@ def explain(message: str) -> str:
 
 
 def classes_for(key: str) -> dict[str, str]:
-    """Return the classes of Lightning and of this package that a flag takes, by their names, and what to write for them."""
+    """Return the classes of Lightning and of this package that a flag takes: what to write for each, by its name."""
     flag = key.rpartition(".")[2]
     if flag not in FLAGS:
         return {}

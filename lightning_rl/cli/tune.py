@@ -52,7 +52,7 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
     with study.open(results.write):
         engine.run()
-        results.write()  # also if it was killed before it could
+        results.write()  # again, if a previous process was killed before it could
     if engine.received is not None:
         say(f"stopped by {engine.received.name}; continue: {command_line('tune', arguments, imports)}")
         end_program(engine.received)
@@ -61,13 +61,13 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
 
 
 def describe_study(study: Study, model: Any) -> None:
-    """Print what varies, from where, how runs are compared, and where the study is."""
+    """Print which settings vary, where their values come from, how runs are compared, and where the study is."""
     settings, objective, dimensions = study.settings, study.objective, study.space.dimensions
     runs = f"{settings.seeds} runs" if settings.seeds > 1 else "a run"
     drawn = f"drawn by {settings.sampler}"
     if settings.sampler == "tpe":
         missing = [shorten_path(each.path) for each in dimensions if each.path not in study.first_values]
-        drawn += f", at first the config's own values{' but for ' * bool(missing)}{', '.join(missing)}"
+        drawn += f", at first the config's own values{' except for ' * bool(missing)}{', '.join(missing)}"
     say(f"study of {type(model).__name__} on {environment_name(model.env)}")
     say(f"  trials        {settings.trials}, each {runs} of {model.length:,} {model.counted}")
     if settings.confirm:
@@ -119,12 +119,12 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
 def plan_member(
     root: Path, runs: Path, space: SearchSpace, options: list[str], imports: list[str], member: int, values: Mapping[str, Any]
 ) -> RunPlan:
-    """Return the run of a member, whose seed is its number and one."""
+    """Plan the run of a member, whose seed is its number plus one."""
     return plan_named(root, runs / member_name(member), member + 1, [*options, *space.options(values)], imports)
 
 
 def print_population(population: Population) -> None:
-    """Print what was found and where it is. Raises `SettingError`: no member was evaluated."""
+    """Print the results and their files. Raises `SettingError`: no member was evaluated."""
     best, folder = population.best, population.folder
     if best is None:
         raise SettingError(f"no member has an evaluation; the last failed: {population.errors[-1] if population.errors else 'none'}")
@@ -135,12 +135,12 @@ def print_population(population: Population) -> None:
 
 
 def default_folder(model: Any, suffix: str = "") -> Path:
-    """Return the folder of a study without `--out`."""
+    """Return the default folder of a study."""
     return Path("studies") / f"{type(model).__name__}_{environment_name(model.env)}{suffix}"
 
 
 def make_engine(options: Namespace, study: Study, make_plan: MakePlan) -> Any:
-    """Return what runs the trials: this machine, or Ray, which is loaded only now."""
+    """Return the engine that runs the trials: this machine, or Ray, which is imported only now."""
     if options.engine == "local":
         return LocalEngine(study, train, make_plan)
     from lightning_rl.tuning.ray_engine import RayEngine
@@ -152,14 +152,14 @@ def check_engine(engine: str, address: str | None) -> None:
     """Raise `SettingError` for an engine that does not exist or is not installed."""
     check_choice("--engine", engine, ENGINES)
     if engine == "local" and address is not None:
-        raise SettingError("--address is that of a Ray cluster: add --engine ray")
+        raise SettingError("--address is the address of a Ray cluster: add --engine ray")
     for package in ("ray", "pyarrow", "tensorboardX") if engine == "ray" else ():  # what `ray.tune` imports
         if find_spec(package) is None:
             raise missing_extra(package, "ray", "--engine ray")
 
 
 def find_objective(base: CheckingCLI) -> Objective:
-    """Return what the runs are compared by. Raises `SettingError`: they are not evaluated or saved, or need several processes."""
+    """Return the objective that compares runs. Raises `SettingError`: they are not evaluated or saved, or need several processes."""
     trainer: Any = base.trainer
     evaluators, savers = callbacks_of(trainer, RolloutEvaluator), callbacks_of(trainer, BestModel)
     if not evaluators:
@@ -177,8 +177,8 @@ def find_objective(base: CheckingCLI) -> Objective:
 def check_space(space: SearchSpace, options: list[str], imports: list[str], algorithm: type) -> None:
     """Raise `SettingError` for a setting that does not exist, and for values that it does not permit.
 
-    The first values of all settings are tried together, then the second ones, and so on. A setting is wrong if it is also refused alone:
-    what a combination makes wrong fails in its trial.
+    The first values of all settings are tried together, then the second ones, and so on. A value is wrong only if it is also rejected
+    alone; a combination that is wrong fails in its trial.
     """
     try:
         for each in space.dimensions:
@@ -198,12 +198,12 @@ def check_space(space: SearchSpace, options: list[str], imports: list[str], algo
 def plan_run(
     root: Path, runs: Path, space: SearchSpace, options: list[str], imports: list[str], number: int, values: Mapping[str, Any], seed: int
 ) -> RunPlan:
-    """Return a run of a trial."""
+    """Plan a run of a trial."""
     return plan_named(root, runs / f"trial_{number}_seed_{seed + 1}", seed + 1, [*options, *space.options(values)], imports)
 
 
 def plan_named(root: Path, folder: Path, seed: int, options: list[str], imports: list[str]) -> RunPlan:
-    """Return the run in a folder."""
+    """Plan the run in a folder."""
     quiet = "--trainer.enable_progress_bar=false"
     return RunPlan((*options, quiet), root, folder, seed, tuple(imports), root / "logs" / f"{folder.name}.txt")
 
@@ -214,7 +214,7 @@ def runs_in(root: Path, model: Any) -> Path:
 
 
 class Results:
-    """Writes what a study has found so far: the table of its trials, and the config of the best one, if that has changed."""
+    """Write the results of a study so far: the table of its trials, and the config of the best one if it has changed."""
 
     def __init__(self, study: Study, options: list[str], imports: list[str]) -> None:
         self.study, self.options, self.imports = study, options, imports
@@ -232,7 +232,7 @@ class Results:
 
 
 def print_results(study: Study, model: Any) -> None:
-    """Print what was found and where it is. Raises `SettingError`: no trial could be completed."""
+    """Print the results and their files. Raises `SettingError`: no trial could be completed."""
     best = study.best
     if best is None:
         errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]

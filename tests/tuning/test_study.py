@@ -302,7 +302,7 @@ BAD = {
     "--evaluation null": "tune compares runs by their evaluations: leave out evaluation null",
     "--checkpoint null": "tune continues trials from their checkpoints: leave out checkpoint null",
     "--engine rya": "--engine must be one of local, ray, got 'rya'; did you mean ray?",
-    "--address auto": "--address is that of a Ray cluster: add --engine ray",
+    "--address auto": "--address is the address of a Ray cluster: add --engine ray",
     "--trainer.devices 2": "tune trains each run in one process",
     "--space nowhere.yaml": "--space nowhere.yaml: there is no such file",
     "--space wrong.yaml": "wrong.yaml: model.gamma must be >= 0 and <= 1, got 1.5",
