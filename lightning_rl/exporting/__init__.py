@@ -1,1 +1,1 @@
-"""Trained policies as files that need no part of this package: graphs from raw observations to environment actions, and bare weights."""
+"""Export policies to files that can be used without this package: graphs from raw observations to environment actions, or bare weights."""

@@ -1,4 +1,4 @@
-"""Export a checkpoint's policy, and compare it with the original before the file gets its name."""
+"""Export a checkpoint's policy, and compare it with the original before the file gets its final name."""
 
 import hashlib
 import json
@@ -38,34 +38,34 @@ NUM_STEPS, BATCH_SIZES = 10, (99, 1)
 """1,000 observations."""
 TOLERANCE = 1e-5
 MEMORY_FACTOR = 100
-"""The tolerance of a memory, in tolerances of an action."""
+"""Tolerance of a memory, as a multiple of the tolerance of an action."""
 UNBOUNDED = 1e18
-"""A bound of this size counts as none: squares of such numbers are nearly infinite in float32."""
+"""A bound of this size counts as infinite: squares of such numbers nearly overflow in float32."""
 
 
 def export_policy(
     ckpt_path: str | Path, out: str | Path | None = None, format: str | None = None, behavior: str | None = None, env: Env | None = None
 ) -> Path:
-    """Write a checkpoint's policy as a file of another kind, and its description as `<file>.json`. Returns the file.
+    """Export a checkpoint's policy to a file, with a description in `<file>.json`. Returns the path of the file.
 
-    The file is written under a temporary name and must do what the policy does at 1,000 observations (see `exporting/export.py`) before
-    it gets its own; otherwise nothing is left of it, and a file of that name is not changed.
+    The file is written under a temporary name, and gets its final name only if it does the same as the policy for 1,000 observations (see
+    `exporting/export.py`). Otherwise it is deleted, and an existing file of that name stays unchanged.
 
     Args:
         ckpt_path: as in `load_policy`.
-        out: the file; default: next to the checkpoint. Of an agent on the hub it is required.
-        format: `onnx`, `torch` (a program of `torch.export`) or `safetensors` (weights alone); default: by the suffix of `out`.
-        behavior: which policy, where the run has several.
+        out: the file to write; default: next to the checkpoint. Required for an agent on the hub.
+        format: `onnx`, `torch` (a program of `torch.export`) or `safetensors` (only the weights); default: from the suffix of `out`.
+        behavior: which policy, if the run has several.
         env: as in `load_policy`.
 
     Raises:
-        SettingError: no such format, a package is missing, the checkpoint cannot be loaded, the policy cannot be traced, what was written
-            differs from the policy, or the file cannot be saved.
+        SettingError: no such format, a package is missing, the checkpoint cannot be loaded, the policy cannot be traced, the exported
+            policy differs from the original, or the file cannot be saved.
     """
     if not isinstance(ckpt_path, str | Path):
         raise SettingError(f"ckpt_path must be a checkpoint or the folder of a run, got a {type(ckpt_path).__name__}; save it first")
     if out is None and is_address(ckpt_path):
-        raise SettingError(f"{ckpt_path} is not of a run on this machine: name a file to write, out")
+        raise SettingError(f"{ckpt_path} is not a run on this machine: name a file to write, out")
     ckpt_path = best_of(ckpt_path)
     suffixes = {each.suffix: name for name, each in FORMATS.items()}
     if format is None:
@@ -77,7 +77,7 @@ def export_policy(
     stem = ckpt_path.stem if behavior is None else f"{ckpt_path.stem}.{behavior}"
     path = ckpt_path.parent / f"{stem}{FORMATS[format].suffix}" if out is None else Path(out)
     is_source = path.exists() and ckpt_path.exists() and path.samefile(ckpt_path)
-    kinds = {"a folder": path.is_dir(), "a checkpoint": path.suffix == ".ckpt", "what is exported": is_source, "an agent": is_agent(path)}
+    kinds = {"a folder": path.is_dir(), "a checkpoint": path.suffix == ".ckpt", "the source itself": is_source, "an agent": is_agent(path)}
     what = next((kind for kind, found in kinds.items() if found), None)
     if what is not None:
         raise SettingError(f"out {path.name!r} is {what}; name another file")
@@ -112,7 +112,7 @@ def write_checked(path: Path, format: str, algorithm: Algorithm, env: object, so
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         staged_description = stage(manifest_path(path), lambda file: file.write(text.encode()))
         try:
-            staged_description.path.unlink(missing_ok=True)  # a file never has the description of another
+            staged_description.path.unlink(missing_ok=True)  # a file must never have the description of another
             staged.commit()
             staged_description.commit()
         finally:
@@ -131,8 +131,11 @@ def one_line_errors(what: str) -> Iterator[None]:
 
 
 class Parity(NamedTuple):
-    """The result of a check: on how many observations, the greatest difference of numbers of actions and of memories, the greatest as a
-    share of what is allowed, and how many different choices passed as ties."""
+    """The result of a check.
+
+    observations: how many were compared.  max_abs_difference, max_abs_difference_of_memory: greatest differences of numbers in actions and
+    in memories.  max_share_of_allowed: the greatest difference as a share of its tolerance.  ties: different choices that passed as ties.
+    """
 
     observations: int
     max_abs_difference: float
@@ -142,7 +145,7 @@ class Parity(NamedTuple):
 
 
 def check(run: Run, policy: Policy, seed: int = 0) -> Parity:
-    """Compare what an exported policy does with what the policy does. Raises `SettingError`: they differ."""
+    """Compare an exported policy with the original. Raises `SettingError`: they differ."""
     check = Check(policy, seed)
     for rows in BATCH_SIZES:
         check.play(run, rows)
@@ -177,13 +180,13 @@ class Check:
             memory, their_memory = after, outputs[count:]
 
     def bounded(self, leaf: np.ndarray) -> np.ndarray:
-        """Replace samples between bounds as wide as float32 by those of an unbounded space."""
+        """Replace huge numbers, sampled between bounds as wide as float32, by samples of an unbounded space."""
         if not np.issubdtype(leaf.dtype, np.floating):
             return leaf
         return np.where(np.abs(leaf.astype(float)) < UNBOUNDED, leaf, self.random.standard_normal(leaf.shape)).astype(leaf.dtype)
 
     def compare_actions(self, expected: list[np.ndarray], outputs: list[np.ndarray], obs: Tree, mask: Tree, memory: Tree) -> None:
-        """Compare the leaves of an action: numbers by their difference, choices by what the policy prefers."""
+        """Compare the leaves of an action: numbers by their difference, choices by their log-probability under the policy."""
         leaves, bounds = self.distribution.leaves(), self.distribution.flat(limits(self.spaces.action))
         for i, (leaf, ours, theirs) in enumerate(zip(leaves, expected, outputs, strict=True)):
             if not leaf.sizes:
@@ -209,7 +212,7 @@ class Check:
         return list(zip(x.split([leaf.num_inputs for leaf in leaves], -1), masks, strict=True))
 
     def compare(self, ours: np.ndarray, theirs: np.ndarray, scale: np.ndarray, what: str) -> float:
-        """Return the greatest difference of numbers, of which `scale` is the width or the magnitude."""
+        """Return the greatest difference of numbers whose range or magnitude is `scale`; raise `SettingError` if it is not allowed."""
         difference = np.abs(ours.astype(float) - theirs)
         allowed = np.maximum(TOLERANCE * np.maximum(1, scale), np.spacing(np.abs(ours)))
         shares = difference / allowed
@@ -221,7 +224,7 @@ class Check:
 
 
 def legal_masks(spaces: Spaces, num: int, random: np.random.Generator) -> Tree:
-    """Draw masks `[num, M]` that leave a choice in each part; () where the environment rules out nothing."""
+    """Draw masks `[num, M]` with at least one legal choice in each part; () if the environment has no masks."""
     if not spaces.masked:
         return ()
     parts = []
@@ -233,11 +236,11 @@ def legal_masks(spaces: Spaces, num: int, random: np.random.Generator) -> Tree:
 
 def refusal(how: str) -> SettingError:
     """Build the error for an exported policy that differs from the original."""
-    return SettingError(f"the exported policy {how}; it is not what the checkpoint's policy does, so nothing was written")
+    return SettingError(f"the exported policy {how}; it differs from the checkpoint's policy, so nothing was written")
 
 
 def describe_source(ckpt_path: Path) -> Plain:
-    """Describe the file that was loaded: the generation before where a checkpoint is missing or damaged."""
+    """Describe the file that was loaded: the previous generation if a checkpoint is missing or damaged."""
     intact = is_agent(ckpt_path) or is_zip(ckpt_path) or (ckpt_path.is_file() and damage(ckpt_path) is None)
     path = ckpt_path if intact else previous_path(ckpt_path)
     with path.open("rb") as file:
@@ -267,7 +270,7 @@ def describe(algorithm: Algorithm, graph: PolicyGraph, env: object, format: str,
 
 
 def finite(plain: object) -> object:
-    """Write infinite bounds as `"inf"` and `"-inf"`, which JSON does not have."""
+    """Replace infinite bounds by `"inf"` and `"-inf"`, because JSON has no infinity."""
     if isinstance(plain, dict):
         return {key: finite(child) for key, child in plain.items()}
     if isinstance(plain, list):

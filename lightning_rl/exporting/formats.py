@@ -1,4 +1,4 @@
-"""A policy as one traceable graph, and the files it can be written to."""
+"""A policy as one traceable graph, and the file formats to which it can be exported."""
 
 import copy
 import importlib
@@ -22,11 +22,11 @@ from lightning_rl.spaces import MASK, Spaces, allocate, observation_leaves, samp
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 METADATA = "lightning_rl"
-"""The name under which a file contains its description."""
+"""The key under which a file contains its description."""
 
 
 class Port(NamedTuple):
-    """An input or output `[N, *shape]`.  role: observation, action_mask, memory or action.  dtype: in numpy's words."""
+    """An input or output `[N, *shape]`.  role: observation, action_mask, memory or action.  dtype: numpy's name of it."""
 
     name: str
     role: str
@@ -37,8 +37,8 @@ class Port(NamedTuple):
 class PolicyGraph(nn.Module):
     """`Policy.act`, deterministic, from tensors `[N, ...]` to tensors `[N, ...]`.
 
-    Inputs are the leaves of a raw observation in the environment's own dtypes, a mask `[N, M]` where the environment rules out actions, and
-    the leaves of the memory, zeros in a row that begins an episode. Outputs are the leaves of the environment's action, and those of the
+    Inputs are the leaves of a raw observation in the environment's own dtypes, a mask `[N, M]` if the environment has masks, and the leaves
+    of the memory, which are zeros in a row that begins an episode. Outputs are the leaves of the environment's action, and those of the
     memory for the next step. `inputs` and `outputs` are the ports in order.
     """
 
@@ -58,7 +58,7 @@ class PolicyGraph(nn.Module):
         self.inputs, self.outputs = ports[: len(inputs)], ports[len(inputs) :]
 
     def example(self, num: int) -> tuple[np.ndarray, ...]:
-        """Draw inputs: `num` random observations which begin episodes, all actions legal."""
+        """Draw inputs: `num` random observations that begin episodes, with all actions legal."""
         mask, memory = self.spaces.masks(num), self.network.initial_memory(num)
         return tuple(tree_leaves((samples(self.spaces.observation, num), mask, tree_to_numpy(memory))))
 
@@ -73,7 +73,7 @@ class PolicyGraph(nn.Module):
         return tuple(leaf.detach() for leaf in (*distribution.flat(distribution.to_env(action)), *tree_leaves(memory)))
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Return the names of the inputs and those of the outputs."""
+        """Return the names of the inputs and of the outputs."""
         return [port.name for port in self.inputs], [port.name for port in self.outputs]
 
     def any_batch_size(self) -> dict[str, tuple[dict[int, Dim], ...]]:
@@ -82,7 +82,7 @@ class PolicyGraph(nn.Module):
         return {"inputs": tuple({0: batch} for _ in self.inputs)}
 
     def trace(self) -> ExportedProgram:
-        """Trace the operations, without the places in files that they come from."""
+        """Trace the operations, without their locations in source files."""
         with quiet():
             program = torch.export.export(self, tree_to_torch(self.example(2)), dynamic_shapes=self.any_batch_size())
         for module in program.graph_module.modules():
@@ -92,7 +92,7 @@ class PolicyGraph(nn.Module):
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Add numbers to names that appear again: a, a_2, a_3."""
+    """Add numbers to repeated names: a, a_2, a_3."""
     found: list[str] = []
     for name in names:
         numbered, number = name, 2
@@ -103,11 +103,11 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
-"""From the inputs of a graph to its outputs."""
+"""A function from the inputs of a graph to its outputs."""
 
 
 class Onnx:
-    """A model of ONNX with a free number of rows, for onnxruntime and others."""
+    """An ONNX model with a dynamic batch size, for onnxruntime and others."""
 
     suffix = ".onnx"
     packages: tuple[str, ...] = ("onnx", "onnxscript", "onnxruntime")
@@ -127,12 +127,12 @@ class Onnx:
             if value.name in inputs + outputs:  # an observation may have any name
                 value.name += "/"
         for node in model.graph.all_nodes():
-            node.metadata_props.clear()  # places in files
+            node.metadata_props.clear()  # locations in source files
         model.metadata_props[METADATA] = metadata
         return exported.model_proto.SerializeToString()
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
-        """Load the content of a file of that graph."""
+        """Load the content of a file that was written from the graph."""
         import onnxruntime
 
         inputs, outputs = graph.names()
@@ -143,7 +143,7 @@ class Onnx:
 
 
 class Torch:
-    """A program of `torch.export` with a free number of rows: `torch.export.load(file).module()(*inputs)`."""
+    """A program of `torch.export` with a dynamic batch size: `torch.export.load(file).module()(*inputs)`."""
 
     suffix = ".pt2"
     packages: tuple[str, ...] = ()
@@ -160,19 +160,20 @@ class Torch:
 
 
 class Safetensors:
-    """The weights alone, by their names in the network's `state_dict`."""
+    """Only the weights, by their names in the network's `state_dict`."""
 
     suffix = ".safetensors"
     packages: tuple[str, ...] = ("safetensors",)
 
     def write(self, graph: PolicyGraph, metadata: str) -> bytes:
-        weights = {name: weight.detach().clone().contiguous() for name, weight in graph.network.state_dict().items()}  # shared ones too
+        # cloned, because safetensors rejects shared tensors
+        weights = {name: weight.detach().clone().contiguous() for name, weight in graph.network.state_dict().items()}
         return save(weights, {METADATA: metadata})
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
         other = copy.deepcopy(graph)
         for weight in other.state_dict().values():
-            weight.zero_()  # whatever the file lacks
+            weight.zero_()  # so that the check finds weights that the file lacks
         other.network.load_state_dict(load(data))
         return on_arrays(other)
 

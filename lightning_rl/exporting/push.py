@@ -1,6 +1,6 @@
-"""Share a trained agent on the hub: weights, settings, freshly played episodes, a learning curve, a video, and a page about it.
+"""Share a trained agent on the hub: weights, settings, results of new episodes, a learning curve, a video, and a page about it.
 
-The page shows what the agent is, what it reaches, and how to use it.
+The page shows what the agent is, its results, and how to use it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ABOUT = {
     DESCRIPTION: "settings, spaces, and the size and hash of the weights",
     CONFIG: "the settings of the run, for `lightning-rl fit --config`",
     RESULTS: "seed, return and length of each episode, and their statistics",
-    CURVE: "returns while it learned",
+    CURVE: "returns during training",
     VIDEO: "the first of the episodes",
 }
 """Files of a repository; all but the first two and the results may be missing."""
@@ -42,7 +42,7 @@ EPISODES, SEED = 100, 20_000
 LONGEST_VIDEO = 1_000
 """Steps after which a video is cut."""
 OF_THE_MACHINE = ("default_root_dir", "run_name", "logger", "callbacks", "plugins", "profiler", "ckpt_path", "init_from")
-"""Settings of a run that say where things are on one machine, which nobody else needs."""
+"""Settings of a run that are specific to one machine, which others do not need."""
 
 
 def push(
@@ -57,22 +57,22 @@ def push(
 ) -> str:
     """Upload the agent of a run to a repository of the hub in one commit, and return its address, `hf://USER/NAME@COMMIT`.
 
-    Nobody's code runs when it is loaded: what is uploaded are weights (safetensors) and plain data (JSON, YAML), see `sharing/agent.py`.
-    The episodes whose returns its page shows are played for it, by the agent as it is read back from the files. A repository that exists
-    gets a new version, if it holds an agent of this package.
+    Loading the agent runs no code: the upload consists of weights (safetensors) and plain data (JSON, YAML), see `sharing/agent.py`.
+    The returns on its page come from new episodes, which are played by the agent as it is read back from the files. An existing repository
+    gets a new version if it holds an agent of this package.
 
     Args:
         run: a run's folder (its `checkpoints/best.ckpt`), or a checkpoint.
         repo: `USER/NAME`.
-        private: create a repository that others do not see.
+        private: create a private repository.
         video: whether to record an episode; default: if the environment renders and the extra `video` is installed.
-        episodes: how many to play.
-        seed: of the first episode; the others count up.
-        say: is called with a line about each part that is left out.
+        episodes: number of episodes to play.
+        seed: seed of the first episode; the others count up.
+        say: called with a line about each part that is left out.
 
     Raises:
-        SettingError: the run cannot be loaded, or its environment not built by others; no token or no network; a repository of something
-            else, or a public one where a private one is wanted.
+        SettingError: the run cannot be loaded; others cannot build its environment; there is no token or no network; the repository holds
+            something else, or it is public although `private` is set.
     """
     check_range("episodes", episodes, 1, whole=True)
     check_seed("seed", seed)
@@ -100,7 +100,7 @@ def push(
 
 
 def check_environment(env: Any) -> None:
-    """Raise `SettingError` where others cannot build an environment: from files of this machine."""
+    """Raise `SettingError` if others cannot build an environment, because it needs files of this machine."""
     assert isinstance(env, EnvConfig)
     for name, value in {**env.kwargs, **{f"wrappers.{k}": each for k, each in enumerate(env.wrappers)}}.items():
         if place := next(places(value), None):
@@ -108,7 +108,7 @@ def check_environment(env: Any) -> None:
 
 
 def places(tree: object) -> Any:
-    """Yield the texts in plain data that are absolute paths."""
+    """Yield the absolute paths in plain data."""
     if isinstance(tree, dict | list | tuple):
         for child in tree.values() if isinstance(tree, dict) else tree:
             yield from places(child)
@@ -122,7 +122,7 @@ def is_place(leaf: object) -> bool:
 
 
 def without_places(tree: Any) -> Any:
-    """Copy plain data with the last part alone of each absolute path: acting needs none, and they name the users of a machine."""
+    """Copy plain data with only the last part of each absolute path: acting needs no paths, and they reveal user names."""
     if isinstance(tree, dict):
         return {key: without_places(child) for key, child in tree.items()}
     if isinstance(tree, list | tuple):
@@ -131,7 +131,7 @@ def without_places(tree: Any) -> Any:
 
 
 def evaluate(algorithm: Any, episodes: int, seed: int) -> Plain:
-    """Play episodes, and return their statistics, as `lightning-rl evaluate` prints them, with the seed, return and length of each."""
+    """Play episodes; return their statistics, as `lightning-rl evaluate` prints them, with the seed, return and length of each."""
     played = play_episodes(algorithm, episodes, seed)
     with isolate_rng(), torch_threads(1):
         numbers = statistics(algorithm, played, seed, deterministic=True)
@@ -140,7 +140,7 @@ def evaluate(algorithm: Any, episodes: int, seed: int) -> Plain:
 
 
 def add_run(folder: Path, run: Path, counter: str, say: Callable[[str], None]) -> None:
-    """Add the settings of a run and its learning curve, where it wrote them."""
+    """Add the settings of a run and its learning curve, if it wrote them."""
     if (run / CONFIG).is_file():
         config = read_config(str(run / CONFIG))
         trainer = config.get("trainer") or {}
@@ -159,7 +159,7 @@ def add_run(folder: Path, run: Path, counter: str, say: Callable[[str], None]) -
 
 
 def add_video(folder: Path, algorithm: Any, seed: int, wanted: bool, say: Callable[[str], None]) -> None:
-    """Add the video of the first episode, as far as the hub's players go; unless it is `wanted`, an environment may not render."""
+    """Add a video of the first episode, of at most `LONGEST_VIDEO` steps; unless it is `wanted`, skip it if rendering is not possible."""
     try:
         check_renders(algorithm.env, "a video")
     except SettingError as error:
@@ -215,14 +215,14 @@ def _sections(folder: Path, repo: str, algorithm: Any, results: Plain) -> list[s
         ),
     ]
     if modules:
-        parts.append(f"It needs code that is not here, which you must have and trust: {', '.join(f'`{each}`' for each in modules)}.")
+        parts.append(f"It needs code that is not included, which you must have and trust: {', '.join(f'`{each}`' for each in modules)}.")
     parts += ["## Results", _table(numbers)]
     parts.append(
-        f"The same numbers: `{results['command']} --ckpt_path {address}{options}`, "
-        f"{numbers['episodes']} episodes, each with a seed of its own from {numbers['seed']} on, and the most likely actions."
+        f"To reproduce: `{results['command']} --ckpt_path {address}{options}`, "
+        f"{numbers['episodes']} episodes with seeds from {numbers['seed']} on and the most likely actions."
     )
     if (folder / CURVE).is_file():
-        parts.append(f"![Returns while it learned]({CURVE})")
+        parts.append(f"![Returns during training]({CURVE})")
     settings = yaml.safe_dump(decode(described["hyper_parameters"]), sort_keys=False, allow_unicode=True).rstrip()
     parts += ["## Settings", _block("yaml", settings)]
     versions = ", ".join(f"{package} {version}" for package, version in described["versions"].items())
@@ -230,13 +230,13 @@ def _sections(folder: Path, repo: str, algorithm: Any, results: Plain) -> list[s
     parts += [
         "## Files",
         f"| file | content |\n|---|---|\n{files}",
-        f"Nothing in them is run when the agent is loaded. Written with {versions}.",
+        f"Loading the agent runs no code from these files. Written with {versions}.",
     ]
     return parts
 
 
 def _modules(algorithm: Any) -> list[str]:
-    """Return the modules of others that a reader must import first."""
+    """Return the modules outside this package that must be imported before the agent is loaded."""
     module, dot, _ = stored_name(type(algorithm)).rpartition(".")
     return [*([module] if dot else []), *foreign_modules(algorithm.hparams, "the agent")]
 
@@ -248,7 +248,7 @@ def _table(numbers: dict[str, float]) -> str:
         ("lowest, median, highest", ", ".join(f"{numbers[f'return_{each}']:.2f}" for each in ("min", "median", "max"))),
         ("mean length", f"{numbers['length_mean']:.1f}"),
     ]
-    if numbers["ci_low"] is not None:  # as of one episode
+    if numbers["ci_low"] is not None:  # None for one episode
         rows.insert(1, ("95 % interval of the mean", f"{numbers['ci_low']:.2f} to {numbers['ci_high']:.2f}"))
     if "win_rate" in numbers:
         rows.append(("won, drawn, against random moves", f"{numbers['win_rate']:.1%}, {numbers['draw_rate']:.1%}"))

@@ -1,1 +1,1 @@
-"""Agents of others: a file format without code, the hub they are kept on, and those of Stable-Baselines3."""
+"""Share agents: a file format without code, the hub, and agents of Stable-Baselines3."""

@@ -1,7 +1,7 @@
-"""A shared agent as two files: weights as safetensors, and everything else that acting needs as JSON. Nothing in them is ever run.
+"""Write and read a shared agent: weights as safetensors, and everything else that acting needs as JSON. No code in them is ever run.
 
 `agent.safetensors` holds the `state_dict` of a checkpoint, `agent.json` its settings and spaces, with the size and the hash of the other
-file. What a run needs to continue (optimizers, environments, random generators, memories) is in neither.
+file. The state that resuming needs (optimizers, environments, random generators, memories) is in neither.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ FORMAT = "lightning_rl agent"
 FORMAT_VERSION = 1
 WEIGHTS, DESCRIPTION = "agent.safetensors", "agent.json"
 ZOO = "zoo:"
-"""Begins the address of an agent that comes with this package: `zoo:ALGORITHM/ENVIRONMENT`, named as the config that trained it."""
+"""Prefix of the address of an agent that comes with this package: `zoo:ALGORITHM/ENVIRONMENT`, named after the config that trained it."""
 MAX_BYTES = 1 << 24
-"""Bytes of a description; ours have a few thousand, and more where an observation has many bounds."""
+"""Maximum size of a description in bytes; ours have a few thousand, and more if an observation has many bounds."""
 UNSHARED = ("ranks",)
-"""What our part of a checkpoint holds for continuing alone."""
+"""Entries of our part of a checkpoint that only resuming needs."""
 
 
 def agent_of(folder: Path) -> Path | None:
-    """Return the weights of the agent in a folder; None if there is no agent."""
+    """Return the path of the weights of the agent in a folder; None if there is no agent."""
     return folder / WEIGHTS if (folder / DESCRIPTION).is_file() else None
 
 
 def packaged_agent(address: str | Path) -> Path:
-    """Return the weights behind an address of the zoo. Raises `SettingError`: there is no such agent."""
+    """Return the path of the weights for an address of the zoo. Raises `SettingError`: there is no such agent."""
     name, known = str(address).removeprefix(ZOO), packaged_agents()
     agent = agent_of(known[name]) if name in known else None
     if agent is None:
-        raise SettingError(f"{address} is none of the agents that come with this package{nearest(name, known)}")
+        raise SettingError(f"{address} is not one of the agents that come with this package{nearest(name, known)}")
     return agent
 
 
 def is_agent(path: str | Path) -> bool:
-    """Return whether a path is that of an agent's weights."""
+    """Return whether a path is the path of an agent's weights."""
     return Path(path).name == WEIGHTS
 
 
 def write_agent(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write what a checkpoint needs to act into a folder, and check that it reads back the same. Returns the weights.
+    """Write what acting needs of a checkpoint into a folder, and check that it reads back the same. Returns the path of the weights.
 
     Raises:
         SettingError: settings are not plain data.
@@ -80,7 +80,7 @@ def write_agent(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def read_agent(path: Path, map_location: str | torch.device = "cpu") -> Checkpoint:
-    """Read a shared agent as the checkpoint that it came from, without what continuing needs.
+    """Read a shared agent as the checkpoint from which it was written, without what resuming needs.
 
     Raises:
         SettingError: the files are missing, damaged, of another kind or of a newer format.
@@ -100,7 +100,7 @@ def read_agent(path: Path, map_location: str | torch.device = "cpu") -> Checkpoi
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Read what lies next to weights. Raises `SettingError`: it is damaged, of another kind, or of a newer format."""
+    """Read the description of an agent. Raises `SettingError`: it is damaged, of another kind, or of a newer format."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(MAX_BYTES))
@@ -115,7 +115,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def encode(value: object, place: str) -> Any:
-    """Write plain data as JSON that `decode` turns into the same. Raises `TypeError`: something is not plain data."""
+    """Encode plain data as JSON, so that `decode` restores it. Raises `TypeError`: something is not plain data."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -1,6 +1,6 @@
 """The hub: addresses `hf://USER/NAME[@REVISION]`, downloads into its cache, uploads, and its errors in one line each.
 
-Tokens, the cache, the endpoint and proxies are the business of `huggingface_hub` (`hf auth login`, HF_TOKEN, HF_HOME, HF_ENDPOINT).
+`huggingface_hub` handles tokens, the cache, the endpoint and proxies (`hf auth login`, HF_TOKEN, HF_HOME, HF_ENDPOINT).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, ZOO, agent_of, pack
 PREFIX = "hf://"
 CONFIG = "config.yaml"
 STATISTICS = ("vec_normalize.pkl", "vecnormalize.pkl")
-"""Names that Stable-Baselines3's tools give to the statistics of observations."""
+"""File names of observation statistics that Stable-Baselines3's tools write."""
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
 
 
 class Address(NamedTuple):
-    """A repository of the hub, and a branch, tag or commit of it; None is its main branch."""
+    """A repository of the hub, and a branch, tag or commit of it; None stands for its main branch."""
 
     repo: str
     revision: str | None
@@ -34,7 +34,7 @@ class Address(NamedTuple):
 
 
 def is_address(path: object) -> bool:
-    """Return whether a path is an address: on the hub, or of an agent that comes with this package."""
+    """Return whether a path is an address of the hub or of an agent that comes with this package."""
     return str(path).startswith((PREFIX, "hf:/", ZOO))  # `Path` keeps one slash
 
 
@@ -42,7 +42,7 @@ def read_address(text: str | Path) -> Address:
     """Read `hf://USER/NAME[@REVISION]`. Raises `SettingError`: it has another form."""
     found = NAME.fullmatch(re.sub("^hf:/+", "", str(text)))
     if found is None:
-        raise SettingError(f"{shorten(str(text), 80)!r} is no address of the hub: write hf://USER/NAME, or hf://USER/NAME@REVISION")
+        raise SettingError(f"{shorten(str(text), 80)!r} is not an address of the hub: write hf://USER/NAME[@REVISION]")
     return Address(found["repo"], found["revision"])
 
 
@@ -54,12 +54,12 @@ def check_repo(repo: str) -> str:
 
 
 def download(text: str | Path) -> Path:
-    """Bring an agent into the hub's cache, and return its file: weights of ours, or a zip of Stable-Baselines3 in the repository.
+    """Download an agent into the hub's cache, and return its file: our weights, or a zip of Stable-Baselines3.
 
-    What is in the cache is used where the hub cannot be reached; agents of `zoo:` are there already.
+    If the hub cannot be reached, the cache is used. Agents of `zoo:` come with this package.
 
     Raises:
-        SettingError: no such agent, repository or revision, no network, no token, or nothing in the repository that can act.
+        SettingError: no such agent, repository or revision, no network, no token, or no agent in the repository.
     """
     if str(text).startswith(ZOO):
         return packaged_agent(text)
@@ -80,7 +80,7 @@ def _list_files(hub: ModuleType, address: Address, commit: str) -> list[str]:
 
 
 def choose_zip(files: Sequence[str], address: Address) -> str:
-    """Return the file that holds an agent of Stable-Baselines3. Raises `SettingError`: there is none, or it is not clear which."""
+    """Return the file that contains an agent of Stable-Baselines3. Raises `SettingError`: there is none, or it is ambiguous."""
     zips = [name for name in files if name.endswith(".zip") and "/" not in name and name != "train_eval_metrics.zip"]
     own = f"{address.repo.partition('/')[2]}.zip"
     if own in zips:
@@ -104,7 +104,7 @@ def load_hub(needed_by: str) -> ModuleType:
 
 @contextmanager
 def hub_errors(address: Address) -> Iterator[None]:
-    """Turn what the hub's client raises into one line, and keep it from printing progress and warnings."""
+    """Turn errors of the hub's client into one line, and silence its progress bars and warnings."""
     hub = load_hub("the hub")
     errors, utils = hub.errors, hub.utils
     were_shown, verbosity = not utils.are_progress_bars_disabled(), utils.logging.get_verbosity()
@@ -144,7 +144,7 @@ def hub_errors(address: Address) -> Iterator[None]:
 
 
 def prepare_repo(repo: str, private: bool) -> None:
-    """Check that somebody is logged in, and that the repository may be written to and is not one of something else.
+    """Check that the user is logged in, and that an existing repository holds an agent and is private if it must be.
 
     Raises:
         SettingError: no token, no network, a repository that holds something else, or one that is public and must be private.
@@ -163,7 +163,7 @@ def prepare_repo(repo: str, private: bool) -> None:
 
 
 def upload(repo: str, folder: Path, private: bool, replaced: Sequence[str]) -> str:
-    """Upload a folder in one commit, which removes files of names in `replaced` that the folder does not have. Returns its address.
+    """Upload a folder in one commit, and delete files in `replaced` that the folder does not have. Returns the address of the commit.
 
     Raises `SettingError`: see `hub_errors`.
     """

@@ -1,7 +1,7 @@
 """Read agents of Stable-Baselines3 (`.zip`) as checkpoints of ours: PPO, A2C, DQN, SAC, TD3 and DDPG with MlpPolicy or CnnPolicy.
 
-Nothing in a file is run. Weights are read as plain tensors, settings from the readable parts of the JSON next to them; the pickles inside
-that JSON are never opened, so that the environment, which is in them alone, has to be named. Widths come from the weights.
+No code in a file is run. Weights are read as plain tensors, settings from the readable parts of the JSON next to them. The pickles inside
+that JSON are never opened; only they contain the environment, which must therefore be named. Layer widths come from the weights.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ WANTED = "PPO, A2C, DQN, SAC, TD3 and DDPG"
 POLICIES = {"common": ("PPO", "A2C"), "dqn": ("DQN",), "sac": ("SAC",), "td3": ("TD3",)}
 """Algorithms by the module `stable_baselines3.<name>.policies` of their policy."""
 SIGNS = {"PPO": "clip_range", "A2C": "normalize_advantage", "DQN": "exploration_rate", "SAC": "target_entropy", "TD3": "policy_delay"}
-"""Settings by which agents of the same policy are told apart."""
+"""Settings that distinguish algorithms with the same policy."""
 ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "SiLU": "silu", "LeakyReLU": "leaky_relu", "GELU": "gelu"}
 EXTRACTORS = ("FlattenExtractor", "NatureCNN")
 CONVOLUTIONS = {"cnn.0": "body.0", "cnn.2": "body.2", "cnn.4": "body.4", "linear.0": "linear"}
-"""Layers of the image encoder, theirs and ours."""
+"""Layers of the image encoder: their names → ours."""
 BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
-"""What content of other kinds raises."""
+"""Errors that unexpected content raises."""
 
 
 def is_zip(path: str | Path) -> bool:
-    """Return whether a path is that of an agent of Stable-Baselines3."""
+    """Return whether a path is the path of an agent of Stable-Baselines3."""
     return Path(path).suffix == SUFFIX
 
 
@@ -89,13 +89,13 @@ COUNTS = {"env_steps": "num_timesteps", "updates": "_n_updates", "episodes": "_e
 
 
 class UnlikeError(Exception):
-    """An agent without a counterpart; the message says why."""
+    """Raised for an agent without a counterpart here; the message is the reason."""
 
 
 class _Weights:
-    """The weights of an agent by their names there, with those that were read, and its readable settings.
+    """The weights of an agent by their names there, the names that have been read, and the agent's readable settings.
 
-    others: tensors besides the policy's, such as the temperature of SAC.
+    others: tensors in addition to those of the policy, such as the temperature of SAC.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], data: Mapping[str, Any], others: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class _Weights:
         """Return the name of the hidden layers' activation."""
         name = _class(self.kwargs.get("activation_fn"))
         if name and name not in ACTIVATIONS:
-            raise UnlikeError(f"its activation_fn {name} is none of {', '.join(ACTIVATIONS)}")
+            raise UnlikeError(f"its activation_fn {name} is not one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name] if name else default
 
     def take(self, name: str) -> Tensor:
@@ -129,7 +129,7 @@ class _Weights:
         return [f"{prefix}.{number}" for number in sorted(int(each[1]) for each in found if each)]
 
     def sequence(self, theirs: Iterable[str], ours: str) -> dict[str, Tensor]:
-        """Return layers under the numbers that they have here, with an activation between any two."""
+        """Return layers under our numbers, which count an activation between any two layers."""
         return {key: value for k, name in enumerate(theirs) for key, value in self.linear(name, f"{ours}.{2 * k}").items()}
 
     def widths(self, layers: Iterable[str]) -> list[int]:
@@ -148,7 +148,7 @@ class _Weights:
         return next(k for k in range(len(self.weights)) if f"{theirs}.qf{k}.0.weight" not in self.weights)
 
     def encoder(self, theirs: str, ours: str) -> dict[str, Tensor]:
-        """Return an image encoder under our names; nothing where there is none."""
+        """Return an image encoder under our names; {} if there is none."""
         prefix = f"{theirs}features_extractor"
         if f"{prefix}.cnn.0.weight" not in self.weights:
             return {}
@@ -166,7 +166,7 @@ class _Weights:
 
 
 Read = tuple[dict[str, Any], dict[str, Tensor], set[str]]
-"""Settings, weights under our names, and the names of theirs that were used."""
+"""Settings, weights under our names, and the names there that were used."""
 
 
 def _read_actor_critic(weights: _Weights) -> Read:
@@ -189,7 +189,7 @@ def _read_actor_critic(weights: _Weights) -> Read:
 
 
 def _exploration(weights: _Weights, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the settings of state-dependent exploration, if an agent explored by it."""
+    """Return the settings of state-dependent exploration, if an agent used it."""
     if not weights.data.get("use_sde"):
         return {}
     freq, actions = int(weights.data.get("sde_sample_freq") or -1), len(state["network.distribution.log_std"][0])
@@ -271,7 +271,7 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]
 
 
 def _algorithm(data: Mapping[str, Any]) -> str:
-    """Return the algorithm of ours that an agent is one of."""
+    """Return our algorithm that corresponds to an agent."""
     policy = data.get("policy_class")
     module = str(policy.get("__module__") if isinstance(policy, dict) else policy)
     found = re.fullmatch(r"stable_baselines3\.(\w+)\.policies", module)
@@ -283,7 +283,7 @@ def _algorithm(data: Mapping[str, Any]) -> str:
 
 
 def _check_observations(spaces: Spaces, weights: Mapping[str, Tensor]) -> None:
-    """Raise `UnlikeError` unless observations reach the layers here as they do there."""
+    """Raise `UnlikeError` unless observations enter the layers here in the same form as there."""
     leaves = list(observation_leaves(spaces.observation))
     if len(leaves) != 1 or any("extractors." in name for name in weights):
         raise UnlikeError("observations of several parts (MultiInputPolicy) have no counterpart")
@@ -291,7 +291,7 @@ def _check_observations(spaces: Spaces, weights: Mapping[str, Tensor]) -> None:
     if has_cnn != (leaves[0].kind == "image"):
         raise UnlikeError(f"it {'reads images' if has_cnn else 'reads no images'}, unlike the environment's observations")
     if not has_cnn and leaves[0].kind == "vector" and leaves[0].scale != 1:
-        raise UnlikeError("bytes that are no image are scaled to 1 here, and there they are not")
+        raise UnlikeError("bytes that are not an image are scaled to 1 here, but not in Stable-Baselines3")
 
 
 def _statistics_of(path: Path) -> dict[str, Any] | None:
@@ -325,6 +325,6 @@ def _normalizer(statistics: Mapping[str, Any], spaces: Spaces, networks: Iterabl
 
 
 def _class(value: object) -> str:
-    """Return the name of a class that JSON holds as its text, `<class 'torch.nn.modules.activation.ReLU'>`."""
+    """Return the name of a class from its text in JSON, such as `<class 'torch.nn.modules.activation.ReLU'>`."""
     found = re.search(r"(\w+)'?>?$", str(value)) if value is not None else None
     return found[1] if found else ""

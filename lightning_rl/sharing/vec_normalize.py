@@ -1,4 +1,4 @@
-"""Read the statistics that `VecNormalize` of Stable-Baselines3 saved: a pickle, of which only arrays and numbers are built."""
+"""Read the statistics that `VecNormalize` of Stable-Baselines3 saved: a pickle, from which only arrays and numbers are built."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ARRAYS: dict[str, Any] = {
     "ndarray": np.ndarray,
     "dtype": np.dtype,
 }
-"""What builds arrays and their numbers, by name."""
+"""Functions and classes that build arrays and their numbers, by name."""
 MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 IGNORED = ("stable_baselines3", "gymnasium", "gym", "numpy.random", "collections")
-"""Packages whose objects become empty ones that keep their state: nothing of them is imported or called."""
+"""Packages whose objects are replaced by `Inert` ones, which keep their state: nothing of the packages is imported or called."""
 
 
 class Inert:
-    """In place of an object of another package: keeps the state, does nothing."""
+    """A stand-in for an object of another package: keeps its state, does nothing."""
 
     state: Any = None
 
@@ -31,11 +31,11 @@ class Inert:
         self.state = state
 
     def __setitem__(self, key: object, value: object) -> None:
-        """Drop an item, as of an ordered dictionary."""
+        """Drop an item, such as one of an ordered dictionary."""
 
 
 class Reader(pickle.Unpickler):
-    """An unpickler that knows arrays, and puts `Inert` in place of everything that it may ignore."""
+    """An unpickler that builds arrays, and puts `Inert` in place of everything that it may ignore."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what builds arrays, or `Inert`; raise `UnpicklingError` for any other name."""
@@ -49,7 +49,7 @@ class Reader(pickle.Unpickler):
 def read_statistics(file: BinaryIO) -> dict[str, Any] | None:
     """Return `mean`, `var` and `count` of observations, with `epsilon` and `clip_obs`; None if observations are not normalized.
 
-    Raises `Exception`: whatever a file that is not one of `VecNormalize.save` leads to.
+    Raises `Exception`: whatever a file raises that `VecNormalize.save` did not write.
     """
     saved = Reader(file).load().state
     if not saved["norm_obs"]:

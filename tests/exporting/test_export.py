@@ -349,7 +349,7 @@ def test_a_graph_has_no_port_for_a_mask_that_is_not_needed():
 def test_an_agent_is_not_overwritten_by_its_own_export(tmp_path):
     shutil.copytree(packaged_agents()["ppo/cartpole"], tmp_path / "agent")
     weights = (tmp_path / "agent" / "agent.safetensors").read_bytes()
-    with pytest.raises(SettingError, match=r"^out 'agent\.safetensors' is what is exported; name another file$"):
+    with pytest.raises(SettingError, match=r"^out 'agent\.safetensors' is the source itself; name another file$"):
         export_policy(tmp_path / "agent", format="safetensors")
     assert (tmp_path / "agent" / "agent.safetensors").read_bytes() == weights
 

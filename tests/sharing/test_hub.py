@@ -186,7 +186,7 @@ def test_what_takes_a_checkpoint_takes_an_agent_of_the_hub(hub, cartpole, folder
     assert run(f"export --ckpt_path {ADDRESS} --out a.onnx", capfd)[0] == 0 and (folder / "a.onnx").is_file()
     for subcommand in ("record", "export"):
         status, _, error = run(f"{subcommand} --ckpt_path {ADDRESS}", capfd)
-        assert status == 2 and "is not of a run on this machine: name a f" in error
+        assert status == 2 and "is not a run on this machine: name a f" in error
     assert not [path for path in (folder / "cache").rglob("*") if path.suffix in (".mp4", ".onnx")]
 
 
@@ -284,9 +284,9 @@ def test_nothing_else_is_overwritten_and_nothing_private_becomes_public(hub, che
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("hf://my-name", "'hf://my-name' is no address of the hub: write hf://USER/NAME"),
-        ("hf://my-name/a@", "is no address of the hub"),
-        ("hf://my-name/a/b", "is no address of the hub"),
+        ("hf://my-name", "'hf://my-name' is not an address of the hub: write hf://USER/NAME"),
+        ("hf://my-name/a@", "is not an address of the hub"),
+        ("hf://my-name/a/b", "is not an address of the hub"),
         ("hf://my-name/nothing", "there is no hf://my-name/nothing on the hub"),
     ],
 )

@@ -42,7 +42,7 @@ def test_an_agent_is_evaluated_by_the_command_line(capfd):
 
 @pytest.mark.parametrize("name, hint", [("ppo/cartpol", "did you mean ppo/cartpole"), ("x", "choose from ")])
 def test_an_unknown_name_is_one_line(name, hint, capfd):
-    with pytest.raises(SettingError, match=f"zoo:{name} is none of the agents that come with this package.*{hint}"):
+    with pytest.raises(SettingError, match=f"zoo:{name} is not one of the agents that come with this package.*{hint}"):
         lrl.load_policy(f"zoo:{name}")
     status, _, err = run(f"evaluate --ckpt_path zoo:{name}", capfd)
     assert status == 2 and err.count("\n") == 1 and hint[:10] in err

@@ -174,7 +174,7 @@ EXTRACTOR = {"policy_kwargs": {"features_extractor_class": "<class 'my_module.Mi
         (
             {"data": {"policy_kwargs": {"activation_fn": "<class 'torch.nn.Softplus'>"}}},
             "CartPole-v1",
-            "its activation_fn Softplus is none of",
+            "its activation_fn Softplus is not one of",
         ),
         ({"data": EXTRACTOR}, "CartPole-v1", "its features_extractor_class Mine is not FlattenExtractor or NatureCNN"),
         ({"data": {"policy_kwargs": {"normalize_images": False}}}, "CartPole-v1", "its normalize_images is false"),
