@@ -1,4 +1,4 @@
-"""Settings that people already have: files of ML-Agents and of Stable-Baselines3's zoo as configs of ours.
+"""Convert existing settings to our configs: files of ML-Agents and of Stable-Baselines3's zoo.
 
-What cannot be read raises `SettingError`, which names its place in the file.
+A setting that cannot be read raises `SettingError`, which names its place in the file.
 """

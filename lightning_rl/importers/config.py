@@ -1,4 +1,4 @@
-"""A config under construction, and the settings of another library's file, read one by one."""
+"""Build a config from the settings of another library's file, which are read one by one."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ from lightning_rl.errors import SettingError, check_range
 from lightning_rl.training.arguments import as_integer
 
 MAX_WIDTH = 120
-"""Of a mapping on one line; longer ones get a line for each key."""
+"""Maximum width of a mapping on one line; longer ones get a line for each key."""
 
 
 class Config:
-    """Settings by their dotted path, such as `model.env.id`, in the order in which they are set; `command` is for the first line."""
+    """Settings by their dotted path, such as `model.env.id`, in the order in which they are set; `command` becomes the first comment."""
 
     def __init__(self, algorithm: str, command: str) -> None:
         self.algorithm, self.comments = algorithm, [" ".join(command.split())]
@@ -24,14 +24,14 @@ class Config:
         self.remarks: dict[str, str] = {}
 
     def set(self, path: str, value: object, remark: str = "") -> None:
-        """Add a setting, and why it differs from the file."""
+        """Add a setting, with a remark on why it differs from the file."""
         self.settings[path], self.remarks[path] = as_integer(value), remark
 
     def note(self, text: str) -> None:
         self.comments += text.splitlines()
 
     def drop(self, settings: Plain, reasons: Mapping[str, str]) -> None:
-        """Add a comment for each reason why settings of the file are left out; those that are off need none."""
+        """Add a comment for each reason why settings of the file are left out, except settings that are off."""
         dropped: dict[str, list[str]] = {}
         for name, value in settings.items():
             if value and value != "none":
@@ -70,7 +70,7 @@ def lines(tree: Plain, indent: str = "") -> Iterator[str]:
 
 
 class Settings:
-    """Settings of a file. Those that are read are removed, so that the rest was not needed.
+    """Settings of a file. Reading a setting removes it, so that those left over were not used.
 
     `places`: the path of each name in the file; default: the name.
     """
@@ -85,7 +85,7 @@ class Settings:
         return self.places.get(name, name)
 
     def take(self, name: str, default: object = None) -> Any:
-        """Remove and return a value; the default where it is missing or null."""
+        """Remove and return a value; the default if it is missing or null."""
         value = self.values.pop(name, None)
         return default if value is None else value
 
@@ -102,7 +102,7 @@ class Settings:
         return value
 
     def mapping(self, name: str) -> Plain:
-        """Take a mapping, {} where it is missing or null; `SettingError` for anything else."""
+        """Take a mapping, {} if it is missing or null; `SettingError` for anything else."""
         return dict(as_mapping(self.place(name), self.take(name)))
 
     def section(self, name: str) -> Self:
@@ -120,7 +120,7 @@ def read_file(path: str) -> Plain:
 
 
 def merge(settings: Plain, others: Plain) -> Plain:
-    """Lay settings over others, mapping into mapping."""
+    """Merge `others` into settings, including nested mappings."""
     merged = dict(settings)
     for name, value in others.items():
         before = merged.get(name)
@@ -129,7 +129,7 @@ def merge(settings: Plain, others: Plain) -> Plain:
 
 
 def read_expression(text: object, where: str) -> Any:
-    """Read a Python expression as data: `dict(…)` as a mapping, names such as `nn.ReLU` as texts. Values that are no texts are kept."""
+    """Read a Python expression as data: `dict(…)` as a mapping, names such as `nn.ReLU` as strings. Other values than strings are kept."""
     if not isinstance(text, str):
         return text
     try:

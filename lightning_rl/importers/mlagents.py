@@ -20,7 +20,7 @@ MISSING = {
 }
 NESTED = {"hyperparameters": theirs.HYPERPARAMETERS, "network_settings": theirs.NETWORK}
 FLAT = theirs.HYPERPARAMETERS | theirs.NETWORK | theirs.MEMORY | theirs.OLD
-"""Settings of a behavior in an old file, which has no sections in it."""
+"""Settings of a behavior in an old file, in which behaviors have no sections."""
 
 
 def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | None = None) -> str:
@@ -40,13 +40,15 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
 
 
 def convert_all(path: str, file: File, env_id: str | None) -> Config:
-    """Convert several behaviors to one config of `MultiAgent`: a learner each, and what is the run's from the first one that has it."""
+    """Convert several behaviors to one config of `MultiAgent`: a learner for each, and settings of the run from the first that has them."""
     config = Config("MultiAgent", f"lightning-rl import-mlagents {Path(path).name}")
     names = {str(name): known_as(str(name)) for name in file.behaviors}
     for name in names:
         same = [other for other in names if names[other] == names[name]]
         if len(same) > 1:
-            raise SettingError(f"behaviors {same[0]!r} and {same[1]!r} are both {names[name]} here, where names are plain; rename one")
+            raise SettingError(
+                f"behaviors {same[0]!r} and {same[1]!r} are both {names[name]} here: names have only letters, digits, _ and -; rename one"
+            )
 
     def convert(num_envs: int | None) -> dict[str, Config]:
         return {str(name): convert_behavior(path, read_behavior(file, name), env_id, names, num_envs) for name in file.behaviors}
@@ -88,11 +90,11 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
 
 
 OF_THE_RUN = ("model.env.id", "model.env.num_envs", "model.log_interval")
-"""Settings of the model that learners share, besides its length."""
+"""Settings of the model that learners share, in addition to the length of the run."""
 
 
 def known_as(name: str) -> str:
-    """Return the name of a behavior here, where it consists of letters, digits, _ and -."""
+    """Return our name of a behavior, which consists of letters, digits, _ and -."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     return f"{'behavior_' * plain.isdigit()}{plain}"
 
@@ -103,8 +105,8 @@ def convert_behavior(
     """Convert one behavior to a config of its algorithm.
 
     Args:
-        names: those of all behaviors, if all learn in one run, by their names in the file.
-        num_envs: how many environments there are, if others learn in them too; default: as the file says or its rollouts need.
+        names: our names of all behaviors, by their names in the file, if all learn in one run.
+        num_envs: number of environments, if other behaviors learn in them too; default: from the file, or as its rollouts need.
     """
     settings = behavior.settings
     kind = "trainer" if "trainer" in settings else "trainer_type"
@@ -138,8 +140,11 @@ def convert_behavior(
 
 
 class Behavior(NamedTuple):
-    """A behavior of a file. settings: without sections, whatever the form of the file.  old: whether the file has them like that.
-    sections: the other sections of the file."""
+    """A behavior of a file.
+
+    settings: without sections, in whatever form the file has them.  old: whether the file has them without sections, too.
+    sections: the other sections of the file.
+    """
 
     name: str
     settings: Settings
@@ -148,7 +153,11 @@ class Behavior(NamedTuple):
 
 
 class File(NamedTuple):
-    """A trainer file. behaviors, default: settings by name, and those of all.  prefix: their place.  sections: the others."""
+    """A trainer file.
+
+    behaviors: settings by the behavior's name.  default: settings of all behaviors.  prefix: the place of behaviors in the file.
+    sections: the other sections.
+    """
 
     behaviors: Plain
     default: Plain
@@ -179,13 +188,13 @@ def read_behavior(file: File, name: object) -> Behavior:
     behaviors, default, prefix, sections = file
     name = next(iter(behaviors), "default") if name is None else name
     if name not in behaviors and not (name == "default" and default):
-        raise SettingError(f"--behavior {name}: there is none of that name{nearest(str(name), map(str, behaviors))}")
+        raise SettingError(f"--behavior {name}: there is no such behavior{nearest(str(name), map(str, behaviors))}")
     settings, old = flatten(merge(default, as_mapping(f"{prefix}{name}", behaviors.get(name))), f"{prefix}{name}.")
     return Behavior(str(name), settings, old, Settings(sections))
 
 
 def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
-    """Take the sections out of a behavior's settings; also return whether there were none, as in an old file."""
+    """Flatten the sections of a behavior's settings; also return whether there were none, as in an old file."""
     new = "trainer_type" in settings or any(section in settings for section in NESTED)
     old = not new and bool(settings.keys() & FLAT)
     check_names(prefix, settings, theirs.BEHAVIOR | (set() if new else FLAT), " of ML-Agents")
@@ -240,33 +249,35 @@ def set_environment_parameters(config: Config, behavior: Behavior, names: Mappin
             as_parameter(f"{where}.{name}", setting)
         parameters.update(added)
 
-    def convert_judge(where: str, judge: object) -> Plain:
+    def convert_criteria_behavior(where: str, name: object) -> Plain:
         if names is None:
-            dropped.add(str(judge))
+            dropped.add(str(name))
             return {}
-        if str(judge) not in names:
-            raise SettingError(f"{where}.completion_criteria.behavior {judge!r} is none of the file{nearest(str(judge), names)}")
-        return {"behavior": names[str(judge)]}
+        if str(name) not in names:
+            raise SettingError(f"{where}.completion_criteria.behavior {name!r} is not in the file{nearest(str(name), names)}")
+        return {"behavior": names[str(name)]}
 
     given = sections.mapping("environment_parameters")
-    current = {name: convert_lessons(f"environment_parameters.{name}", setting, convert_judge) for name, setting in given.items()}
+    current = {
+        name: convert_lessons(f"environment_parameters.{name}", setting, convert_criteria_behavior) for name, setting in given.items()
+    }
     add("environment_parameters", {name: setting for name, setting in current.items() if setting is not None})
     if dropped:
-        config.note(f"completion_criteria.behavior {', '.join(sorted(dropped))} dropped: lessons are judged by the one that learns")
+        config.note(f"completion_criteria.behavior {', '.join(sorted(dropped))} dropped: lessons are decided by the behavior that learns")
     randomized = sections.mapping("parameter_randomization")
     if randomized.pop("resampling-interval", None):
         config.note("resampling-interval dropped: parameters are drawn again for each episode")
     add("parameter_randomization", {name: convert_sampler(name, setting) for name, setting in randomized.items()})
-    judge = {} if names is None else {"behavior": names[behavior.name]}
-    add(f"{settings.place('curriculum')}.parameters", convert_curriculum(settings, judge))
+    criteria_behavior = {} if names is None else {"behavior": names[behavior.name]}
+    add(f"{settings.place('curriculum')}.parameters", convert_curriculum(settings, criteria_behavior))
     if parameters:
         config.set("model.env.parameters", parameters)
 
 
-def convert_lessons(where: str, setting: object, convert_judge: Callable[[str, object], Plain]) -> object:
+def convert_lessons(where: str, setting: object, convert_criteria_behavior: Callable[[str, object], Plain]) -> object:
     """Convert lessons `{Easy: {value: 1}}` to `{name: Easy, value: 1}`.
 
-    `convert_judge` returns what stands in the criteria for the behavior that judges a lesson at a place.
+    `convert_criteria_behavior` takes the place of a lesson and the behavior that decides about it, and returns the entry for the criteria.
     """
     if not isinstance(setting, Mapping) or not isinstance(setting.get("curriculum"), list):
         return setting
@@ -277,8 +288,8 @@ def convert_lessons(where: str, setting: object, convert_judge: Callable[[str, o
         criteria = lesson.get("completion_criteria") if isinstance(lesson, Mapping) else None
         if isinstance(criteria, Mapping) and "behavior" in criteria:
             others = {key: value for key, value in criteria.items() if key != "behavior"}
-            judge = convert_judge(f"{where}.curriculum[{number}]", criteria["behavior"])
-            lesson = {**lesson, "completion_criteria": {**others, **judge}}
+            converted = convert_criteria_behavior(f"{where}.curriculum[{number}]", criteria["behavior"])
+            lesson = {**lesson, "completion_criteria": {**others, **converted}}
         lessons.append(lesson)
     return {**setting, "curriculum": lessons}
 
@@ -291,16 +302,16 @@ def convert_sampler(name: str, setting: object) -> Plain:
     return {"sampler_type": setting["sampler-type"], "sampler_parameters": parameters}
 
 
-def convert_curriculum(settings: Settings, judge: Plain) -> Plain:
+def convert_curriculum(settings: Settings, criteria_behavior: Plain) -> Plain:
     """Convert an old `curriculum` of a behavior, whose thresholds are between the values of each parameter.
 
-    `judge`: what stands in the criteria for the behavior.
+    `criteria_behavior`: the entry of the criteria for the behavior that decides.
     """
     where, old = settings.place("curriculum"), settings.mapping("curriculum")
     thresholds, parameters = old.pop("thresholds", []), old.pop("parameters", {})
     if not isinstance(thresholds, list) or not isinstance(parameters, Mapping):
         raise SettingError(f"{where} must have a list of thresholds and a mapping of parameters")
-    criteria = [{"completion_criteria": {**old, **judge, "threshold": threshold}} for threshold in thresholds] + [{}]
+    criteria = [{"completion_criteria": {**old, **criteria_behavior, "threshold": threshold}} for threshold in thresholds] + [{}]
     curricula: Plain = {}
     for name, values in parameters.items():
         if not isinstance(values, list) or len(values) != len(criteria):

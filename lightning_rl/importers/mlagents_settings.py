@@ -1,4 +1,4 @@
-"""ML-Agents' settings: their names and defaults, and what they become."""
+"""Convert ML-Agents' settings: their names and defaults, and our equivalents."""
 
 import math
 import re
@@ -24,7 +24,7 @@ OLD = {
     *("trainer", "num_update", "reward_signals_num_update", "train_interval", "use_recurrent", "pretraining", "gamma", "curriculum"),
     *("curiosity_enc_size", "curiosity_strength", "demo_path", "model_path", "summary_path", "use_curiosity", "num_to_record"),
 }
-"""Settings of a behavior in old files alone, which have no sections in it."""
+"""Settings of a behavior that only old files have; their behaviors have no sections."""
 SELF_PLAY = {
     *("save_steps", "team_change", "swap_steps", "window", "play_against_latest_model_ratio", "initial_elo"),
     "play_against_current_self_ratio",
@@ -33,7 +33,7 @@ SELF_PLAY_DROPPED = {
     "swap_steps": "an opponent is drawn for each episode of each copy",
     "team_change": "the seat of the learner changes with each episode",
 }
-"""Of one behavior; several keep `team_change`."""
+"""Why settings of self-play are dropped; `team_change` is kept for several behaviors."""
 SECTIONS = {"behaviors", "default_settings", "environment_parameters", "env_settings", "engine_settings", "checkpoint_settings"}
 SECTIONS |= {"torch_settings", "debug", "parameter_randomization", "curriculum"}
 ENTRIES = {
@@ -50,7 +50,7 @@ ENTRIES = {
 }
 
 COMMON = {"max_steps": ("model.max_env_steps", 500_000), "summary_freq": ("model.log_interval", 50_000)}
-"""Integers of any trainer: their name → ours, and their default."""
+"""Integers of all trainers: their name → ours, and their default."""
 NUMBERS = {"ppo": {"lambd": ("model.gae_lambda", 0.95)}, "sac": {"tau": ("model.tau", 0.005)}}
 INTEGERS = {"ppo": {"num_epoch": ("model.n_epochs", 3)}, "sac": {"buffer_size": ("model.buffer_size", 50_000)}}
 NUMBERS["poca"], INTEGERS["poca"] = NUMBERS["ppo"], INTEGERS["ppo"]
@@ -59,7 +59,7 @@ DECAYING = {
     "epsilon": ("model.clip_range", 0.2, 0.1),
     "beta": ("model.ent_coef", 5e-3, 1e-5),
 }
-"""Numbers that may fall over the run: their name → ours, their default, and where it ends."""
+"""Numbers that may decay over the run: their name → ours, their default, and their final value."""
 RENAMED = {"run_id": "trainer.run_name", "results_dir": "trainer.default_root_dir"}
 ENCODERS = {name: name for name in ("simple", "nature_cnn", "resnet", "match3", "fully_connected")} | {"default": "simple"}
 CLONING = {name: name for name in ("demo_path", "strength", "steps", "batch_size", "samples_per_update")} | {"num_epoch": "n_epochs"}
@@ -85,7 +85,7 @@ FIXED: dict[str, dict[str, tuple[object, str]]] = {
         "activation": ("silu", ""),
     },
 }
-"""Settings of ours that make an algorithm theirs, and why."""
+"""Settings that make our algorithm equal to theirs, and why."""
 FIXED["poca"] = FIXED["ppo"]
 
 DROPPED = {
@@ -94,7 +94,7 @@ DROPPED = {
     "init_path": "begin with the weights of another run by --init_from",
     "time_horizon": "episodes are not cut for a replay buffer",
     "deterministic": "evaluations are deterministic here; change evaluation.deterministic",
-    "goal_conditioning_type": "name the observations that tell the goal in model.goals",
+    "goal_conditioning_type": "name the observations that contain the goal in model.goals",
     "gamma": "an old name; each reward signal has its own",
     "curiosity_enc_size": "an old name of reward_signals.curiosity.encoding_size",
     "curiosity_strength": "an old name of reward_signals.curiosity.strength",
@@ -105,7 +105,7 @@ DROPPED = {
     **dict.fromkeys(("memory_size", "sequence_length"), "nothing is remembered without use_recurrent"),
     "save_replay_buffer": "PPO has none",
 }
-"""Why a known setting is left out if nothing read it."""
+"""Why a known setting is left out if no conversion used it."""
 COMMAND_LINE = {
     "initialize_from": "begin with the weights of another run by --init_from RUN",
     **dict.fromkeys(("load_model", "resume"), "continue by --ckpt_path last"),
@@ -123,14 +123,14 @@ COMMAND_LINE = {
     "debug": "lightning-rl --debug",
     "curriculum": "lessons of an old form; write them as environment_parameters",
 }
-"""Settings of a file that are not in a config, and where they are."""
+"""Settings of a file that have no place in a config, and what to use instead."""
 
 MAX_ENVS = 32
 MINARI = re.compile(r"-v\d+$")
 
 
 def set_ppo(config: Config, settings: Settings, old: bool) -> None:
-    """Convert buffer_size rows to n_steps · num_envs, a whole number of minibatches of whole sequences, and what falls over the run."""
+    """Convert buffer_size to n_steps · num_envs rows, a whole number of minibatches of whole sequences; convert decaying settings too."""
     buffer, horizon = settings.integer("buffer_size", 10_240), settings.integer("time_horizon", 64)
     wanted, length = settings.integer("batch_size", 1_024), sequence_length(settings)
     if "model.env.num_envs" not in config.settings:
@@ -152,7 +152,7 @@ def set_ppo(config: Config, settings: Settings, old: bool) -> None:
 
 
 def set_sac(config: Config, settings: Settings, old: bool) -> None:
-    """Convert how often it learns, and its temperature."""
+    """Convert the update ratio and the temperature."""
     if "model.env.num_envs" not in config.settings:
         config.set("model.env.num_envs", 1)
     wanted, length = settings.integer("batch_size", 128), sequence_length(settings)
@@ -170,7 +170,7 @@ def set_sac(config: Config, settings: Settings, old: bool) -> None:
 
 
 def set_poca(config: Config, settings: Settings, old: bool) -> None:
-    """Convert the same as for PPO; sizes count steps of groups here."""
+    """Convert the same settings as for PPO; sizes count steps of groups here."""
     set_ppo(config, settings, old)
     config.set("model.batch_size", config.settings["model.batch_size"], "steps of groups; theirs counts those of each agent")
     units = settings.integer("hidden_units", 128)
@@ -183,7 +183,7 @@ TRAINERS: dict[str, Callable[[Config, Settings, bool], None]] = {"ppo": set_ppo,
 
 
 def set_update_ratio(config: Config, settings: Settings) -> None:
-    """Convert environment steps per update, of the policy and of the reward signals; old files have updates for every few steps."""
+    """Convert environment steps per update, for the policy and the reward signals; old files have a number of updates per interval."""
     interval, updates = settings.integer("train_interval", 1), settings.integer("num_update", 1)
     ratio = Fraction(settings.number("steps_per_update", interval / updates, high=1e6)).limit_denominator(100)
     if not ratio:
@@ -204,7 +204,7 @@ def set_update_ratio(config: Config, settings: Settings) -> None:
 
 
 def set_decaying(config: Config, settings: Settings, name: str, default: str, remark: str = "") -> None:
-    """Convert a number that is constant or falls in a line over the run; `default` is which of them where the file does not say."""
+    """Convert a number that is constant or decays linearly over the run; `default`: which of them, if the file has no schedule."""
     explicit, (path, start, end) = f"{name}_schedule" in settings, DECAYING[name]
     schedule = settings.take(f"{name}_schedule", default)
     check_choice(settings.place(f"{name}_schedule"), schedule, ("linear", "constant"))
@@ -233,7 +233,7 @@ def set_network(config: Config, settings: Settings) -> None:
 
 
 def sequence_length(settings: Settings) -> int:
-    """Return the rows of a sequence; 1 without a memory."""
+    """Return the length of a sequence; 1 without a memory."""
     if not settings.values.get("use_recurrent"):
         return 1
     settings.values["sequence_length"] = length = settings.integer("sequence_length", 64)
@@ -273,7 +273,7 @@ def convert_signal(config: Config, name: str, values: Plain, where: str, old: bo
         if network:
             config.note(f"{where}.network_settings dropped: the environment's own reward needs no network")
         return ours
-    if name == "rnd":  # what ours normalizes by default and theirs does not
+    if name == "rnd":  # normalized here by default, but not there
         ours |= {"normalize": False, "normalize_reward": False}
     size = settings.take("encoding_size", network.get("hidden_units"))
     chosen = {"encoding_size": size, "encoder": network.get("vis_encode_type"), "normalize": network.get("normalize")}
@@ -282,7 +282,7 @@ def convert_signal(config: Config, name: str, values: Plain, where: str, old: bo
         config.note(f"{where}.network_settings.num_layers dropped: a signal's network has 2 layers here")
     if name == "gail":
         check_demonstrations(config, ours.get("demo_path"), where)
-        if old:  # a termination ends the stream of newer files, not that of old ones
+        if old:  # a termination ends the returns of the signal in newer files, but not in old ones
             ours["ignore_done"] = True
     return ours
 
@@ -305,9 +305,9 @@ def set_cloning(config: Config, settings: Settings, trainer: str) -> None:
 
 
 def set_self_play(config: Config, settings: Settings, several: bool) -> None:
-    """Convert self-play: here an opponent is drawn for each episode of each copy, and plays all of it.
+    """Convert self-play: here an opponent is drawn for each episode of each copy, and plays the whole episode.
 
-    `several`: behaviors are converted together, and take turns learning.
+    `several`: whether several behaviors are converted together, which take turns learning.
     """
     if "self_play" not in settings:
         return
@@ -328,7 +328,7 @@ def set_self_play(config: Config, settings: Settings, several: bool) -> None:
 
 
 def check_demonstrations(config: Config, path: object, where: str) -> None:
-    """Note demonstrations that are not a Minari dataset; raise `SettingError` where there are none."""
+    """Add a comment about demonstrations that are not a Minari dataset; raise `SettingError` if there are none."""
     if not isinstance(path, str):
         raise SettingError(f"{where}.demo_path must name demonstrations, got {path!r}")
     if not MINARI.search(path):

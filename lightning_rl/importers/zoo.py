@@ -24,11 +24,11 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     """Convert the section of an environment to the text of a config.
 
     Args:
-        env_id: which of its environments.
-        algorithm: default: what the file is named for.
+        env_id: which environment of the file.
+        algorithm: which algorithm; default: from the name of the file.
 
     Raises:
-        SettingError: the file cannot be read, has nothing for the environment, or has an unknown setting.
+        SettingError: the file cannot be read, has no section for the environment, or has an unknown setting.
     """
     file = read_file(path)
     algorithm = find_algorithm(path, algorithm)
@@ -89,7 +89,7 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
 
 
 def find_algorithm(path: str, name: str | None) -> str:
-    """Return the algorithm of that name, or the one that the file is named for."""
+    """Return the algorithm of that name, or the one after which the file is named."""
     stem = Path(path).stem.lower()
     found = stem if name is None or stem == "her" else name
     if found in theirs.MISSING:
@@ -97,7 +97,7 @@ def find_algorithm(path: str, name: str | None) -> str:
     if name is not None:
         check_choice("--algo", name, theirs.ALGORITHMS)
     elif found not in theirs.ALGORITHMS:
-        raise SettingError(f"{path}: a zoo file is named for its algorithm, {', '.join(theirs.ALGORITHMS)}; say which by --algo")
+        raise SettingError(f"{path}: a zoo file is named after its algorithm, {', '.join(theirs.ALGORITHMS)}; name it with --algo")
     return found
 
 
@@ -121,7 +121,7 @@ def versions_of(env_id: str, names: Iterable[object]) -> list[str]:
 
 
 def current_id(env_id: str) -> str:
-    """Return the same id where gymnasium has it, else that of its newest version."""
+    """Return the same id if gymnasium has it, else the id of the newest version."""
     if (game := re.fullmatch(r"(\w+)NoFrameskip-v4", env_id)) is not None:
         return f"ALE/{game[1]}-v5"
     try:
@@ -207,9 +207,9 @@ def set_minibatches(config: Config, settings: Settings, num_envs: int) -> None:
 
 
 def set_update_ratio(config: Config, settings: Settings, num_envs: int) -> float:
-    """Convert when to learn: here in environment steps of all environments together, there of each of them.
+    """Convert when to learn: here in steps of all environments together, there in steps of each of them.
 
-    Return the steps of each environment between; infinity if they are those of episodes.
+    Return the steps of each environment between updates; infinity if updates follow whole episodes.
     """
     freq, steps = settings.take("train_freq", 1), settings.take("gradient_steps", 1)
     every, unit = freq if isinstance(freq, list | tuple) and len(freq) == 2 else (freq, "step")
@@ -227,7 +227,7 @@ def set_update_ratio(config: Config, settings: Settings, num_envs: int) -> float
     updates_each = every if steps == -1 else steps
     if "target_update_interval" in settings and config.algorithm != "DQN":  # there each training counts its updates from 0
         interval = settings.integer("target_update_interval", 1)
-        remark = f"{interval} there, counted anew in each training of {updates_each} updates" if updates_each % interval else ""
+        remark = f"{interval} there, counted from 0 in each training of {updates_each} updates" if updates_each % interval else ""
         config.set("model.target_update_interval", min(interval, updates_each), remark)
     if config.algorithm == "DQN":  # there it moves between two trainings, whatever the number of updates in each
         interval = settings.integer("target_update_interval", 10_000)
@@ -269,7 +269,7 @@ def set_normalization(config: Config, settings: Settings) -> None:
         raise SettingError(f"{settings.place('normalize')} must be true or a mapping such as {{norm_reward: false}}, got {setting!r}")
     if chosen.pop("norm_obs", True):
         config.set("model.normalize_obs", "running")
-    if chosen.pop("norm_reward", True) and config.algorithm != "ARS":  # which compares whole episodes
+    if chosen.pop("norm_reward", True) and config.algorithm != "ARS":  # ARS compares whole episodes
         config.set("model.normalize_reward", True)
     for name, value in chosen.items():
         if name not in ("gamma", "training"):

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's settings: their names and defaults, and what they become."""
+"""Convert Stable-Baselines3's settings: their names and defaults, and our equivalents."""
 
 import math
 from typing import get_args
@@ -50,7 +50,7 @@ SAME = {
 SCHEDULED = {name: ("learning_rate", "clip_range", "clip_range_vf") if name == "ppo" else ("learning_rate",) for name in ALGORITHMS}
 """Numbers that may be schedules, `lin_0.001`."""
 DIFFERENT = {"clip_range_vf": "the larger of the clipped and the unclipped loss; Stable-Baselines3 takes the clipped one"}
-"""Settings of the same name and another effect."""
+"""Settings of the same name with a different effect."""
 OTHERS = {
     "ppo": {"batch_size"},
     "a2c": set(),
@@ -77,17 +77,17 @@ DEFAULTS: dict[str, Plain] = {
         "exploration_final_eps": 0.01,
     },
 }
-"""Stable-Baselines3's defaults, where they are not ours."""
+"""Stable-Baselines3's defaults that differ from ours."""
 QUANTILES = {"qrdqn": 200, "tqc": 25}
 NET_ARCH = {"td3": [400, 300], "ddpg": [400, 300]}
 IMAGE_NET_ARCH: dict[str, list[int]] = {name: [] for name in ("ppo", "a2c", "trpo", "dqn", "qrdqn")}
-"""Default hidden layers, where they are not ours; IMAGE_NET_ARCH behind the encoder of CnnPolicy."""
+"""Default hidden layers that differ from ours; IMAGE_NET_ARCH: those behind the encoder of CnnPolicy."""
 
 EXPLORING = ("ppo", "a2c", "trpo", "sac", "tqc", "crossq")
-"""Algorithms that can explore by a function of the state."""
+"""Algorithms that support state-dependent exploration."""
 _SDE = ("use_sde", "sde_sample_freq", "use_sde_at_warmup", "full_std", "use_expln", "squash_output", "sde_net_arch")
 STEPS_OF_AN_EPISODE = 64
-"""How long a function explores where it is drawn for each episode there."""
+"""How many steps an exploration function is kept here if it is kept for an episode there."""
 DROPPED = {
     **dict.fromkeys(_SDE, "without effect there unless use_sde explores"),
     "sub_sampling_factor": "the Fisher matrix is that of all rows here",
@@ -108,7 +108,7 @@ DROPPED = {
     **dict.fromkeys(("features_extractor_class", "features_extractor_kwargs"), "see model.encoder"),
     "normalize_images": "images are divided by 255",
 }
-"""Why a known setting is left out if nothing read it."""
+"""Why a known setting is left out if no conversion used it."""
 
 HINDSIGHT = {
     "copy_info_dict": "rows have no info here; compute_reward gets an empty one",
@@ -129,7 +129,7 @@ WRAPPERS: dict[str, tuple[str, dict[str, str], str]] = {
     "GrayScaleObservation": ("GrayscaleObservation", {"keep_dim": "keep_dim"}, ""),
     "FlatObsWrapper": ("minigrid.wrappers.FlatObsWrapper", {}, ""),
 }
-"""Wrappers by their last name: ours, its arguments by their names, and what is different."""
+"""Wrappers by class name: our wrapper, our names of its arguments by theirs, and what is different."""
 WRAPPER_DEFAULTS: dict[str, Plain] = {"TimeAwareObservation": {"normalize_time": True}, "RepeatAction": {"num_repeats": 4}}
 
 
@@ -165,7 +165,7 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     if algorithm in ON_POLICY:
         if "log_std_init" in inner:
             config.set("model.log_std_init", inner.take("log_std_init"))
-        if inner.take("share_features_extractor", True) is False and algorithm != "trpo":  # which shares nothing here
+        if inner.take("share_features_extractor", True) is False and algorithm != "trpo":  # TRPO shares nothing here
             config.set("model.share_encoder", False)
         if algorithm == "a2c" and "RMSprop" in str(inner.values.get("optimizer_class")):
             remark = "outside the square root; inside it there" if "TF" in inner.take("optimizer_class") else ""
@@ -190,7 +190,7 @@ def set_exploration(config: Config, settings: Settings, algorithm: str, steps: f
     """Convert state-dependent exploration, after `set_policy`.
 
     Args:
-        steps: of an environment in one collection, which begins with a new function there; infinity if it is an episode.
+        steps: length of a rollout per environment, which begins with a new function there; infinity if it is an episode.
     """
     if algorithm not in EXPLORING or not settings.take("use_sde", False):
         return
@@ -220,7 +220,7 @@ def set_widths(config: Config, setting: object, where: str, algorithm: str) -> N
         raise SettingError(f"{where} must be a list of widths such as [64, 64], or of pi and vf, got {setting!r}")
     if algorithm in OFF_POLICY:
         config.set("model.net_arch", widths)
-        if others != policy_widths or algorithm == "crossq":  # whose critics are wide unless given
+        if others != policy_widths or algorithm == "crossq":  # CrossQ's critics are wide by default
             config.set("model.critic_net_arch", [*shared, *others])
     elif others != policy_widths:
         config.set("model.net_arch", widths, f"of the value too, which has {others} there")

@@ -259,7 +259,7 @@ def test_a_file_that_ml_agents_wrote_is_read():
         "base_port, engine_settings dropped: Unity's",
         "timeout_wait dropped: Unity's; see model.env.step_timeout",
         "behaviors.A.reward_signals.extrinsic.network_settings dropped: the environment's own reward needs no network",
-        "goal_conditioning_type dropped: name the observations that tell the goal in model.goals",
+        "goal_conditioning_type dropped: name the observations that contain the goal in model.goals",
     ]
 
 
@@ -369,7 +369,7 @@ parameter_randomization:
         },
     }
     assert settings(text)["env"]["parameters"] == expected
-    assert "completion_criteria.behavior A dropped: lessons are judged by the one that learns" in comments(text)
+    assert "completion_criteria.behavior A dropped: lessons are decided by the behavior that learns" in comments(text)
     assert "resampling-interval dropped: parameters are drawn again for each episode" in comments(text)
 
 
@@ -440,7 +440,9 @@ def test_what_a_run_has_once_is_that_of_the_first_behavior_and_others_are_told(c
 
 
 def test_two_behaviors_that_would_have_one_name_are_refused(convert):
-    with pytest.raises(SettingError, match=r"^behaviors 'A B' and 'A_B' are both A_B here, where names are plain; rename one$"):
+    with pytest.raises(
+        SettingError, match=r"^behaviors 'A B' and 'A_B' are both A_B here: names have only letters, digits, _ and -; rename one$"
+    ):
         convert("behaviors: {A B: {}, A_B: {trainer_type: sac}}")
 
 
@@ -485,7 +487,7 @@ ERRORS = [
     (
         "{behaviors: {Red: {}, Blue: {}}, environment_parameters: "
         "{x: {curriculum: [{value: 1, completion_criteria: {behavior: Rde}}, {value: 2}]}}}",
-        "environment_parameters.x.curriculum[0].completion_criteria.behavior 'Rde' is none of the file; did you mean Red?",
+        "environment_parameters.x.curriculum[0].completion_criteria.behavior 'Rde' is not in the file; did you mean Red?",
     ),
     (
         "{behaviors: {A: {}}, environment_parameters: {x: {sampler_type: uniform, sampler_parameters: {min_value: 2}}}}",
@@ -532,7 +534,7 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
     [
         ("", "the following arguments are required: FILE"),
         ("nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
-        (f"{SAC_FILE} --behavior Hallways", "--behavior Hallways: there is none of that name; did you mean Hallway?"),
+        (f"{SAC_FILE} --behavior Hallways", "--behavior Hallways: there is no such behavior; did you mean Hallway?"),
         (f"{SAC_FILE} --behaviour Hallway", "--behaviour"),
     ],
 )

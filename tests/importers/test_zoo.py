@@ -194,7 +194,7 @@ def test_nothing_is_hidden_behind_images(algorithm, convert):
 def test_the_target_of_sac_moves_as_often_where_each_training_counts_anew(steps, freq, interval, ours, convert):
     text = convert(f"{{gradient_steps: {steps}, train_freq: {freq}, target_update_interval: {interval}}}", "sac")
     updates = freq if steps == -1 else steps
-    said = f"{interval} there, counted anew in each training of {updates} updates"
+    said = f"{interval} there, counted from 0 in each training of {updates} updates"
     assert settings(text)["target_update_interval"] == ours
     assert remark(text, "target_update_interval") == (said if updates % interval else "")
 
@@ -438,7 +438,7 @@ def test_a_wrong_file_ends_in_one_line(folder, capfd):
         ),
         (
             "mine.yml CartPole-v1",
-            f"mine.yml: a zoo file is named for its algorithm, {', '.join(ALGORITHMS)}; say which by --algo",
+            f"mine.yml: a zoo file is named after its algorithm, {', '.join(ALGORITHMS)}; name it with --algo",
         ),
         ("her.yml CartPole-v1 --algo tqc", "her.yml: there is no her here; "),
         ("files CartPole-v1", "files cannot be read: Is a directory"),
