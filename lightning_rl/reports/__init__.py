@@ -1,1 +1,1 @@
-"""Compare runs by what they wrote into their folders."""
+"""Compare runs by the files in their folders."""

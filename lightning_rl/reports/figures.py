@@ -20,7 +20,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 """Okabe and Ito's palette without its yellow, which is pale on white."""
 STYLES = ("-", "--", ":", "-.")
 MAX_MARKED_POINTS = 30
-"""Curves of so few points get markers: a line through one would not be visible."""
+"""Curves of at most this many points get markers: a line through one point would not be visible."""
 KEY = "line: interquartile mean of the seeds; band: its 95 % interval"
 DIAGNOSTICS = (
     "train/approx_kl",
@@ -42,11 +42,11 @@ DIAGNOSTICS = (
     "rollout/ep_len_mean",
     "time/fps",
 )
-"""Columns of `metrics.csv` that show how learning went, where a run has them."""
+"""Columns of `metrics.csv` that show how learning went, if a run has them."""
 
 
 def new_figure(width: float, height: float, needed_by: str) -> Figure:
-    """Return an empty figure of so many inches; raise `SettingError` if matplotlib is not installed."""
+    """Return an empty figure of a size in inches; raise `SettingError` if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -72,25 +72,25 @@ def label(axes: Axes, title: str, counter: str, returns: str = "mean return (sum
 
 
 def png(figure: Figure) -> bytes:
-    """Return the figure as a PNG file. Its texts are names that users chose: a `$` begins no formula."""
+    """Return the figure as a PNG file. Its texts are names that users chose, so a `$` does not begin a formula."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
         text.set_parse_math(False)
-        text.set_text(text.get_text().encode(errors="backslashreplace").decode())  # file names may hold bytes that are no letters
+        text.set_text(text.get_text().encode(errors="backslashreplace").decode())  # file names may hold undecodable bytes
     file = BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
 
 
 def line_styles(sections: list[Section]) -> dict[str, tuple[str, str]]:
-    """Return a colour and a line style for each group's name, the same in all sections."""
+    """Return a color and a line style for each group's name, the same in all sections."""
     names = dict.fromkeys(group.name for section in sections for group in section.groups)
     return {name: (COLORS[index % len(COLORS)], STYLES[index // len(COLORS) % len(STYLES)]) for index, name in enumerate(names)}
 
 
 def make_figure(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> Figure:
-    """Return a figure with a panel for each section, one below the other, its legend under it."""
+    """Return a figure with a panel for each section, one below the other, each with its legend below it."""
     names = [{group.name: legend(group) for group in section.groups} for section in sections]
     heights = [4.4 + sum(0.1 + 0.18 * len(name.splitlines()) for name in each.values()) for each in names]
     figure = new_figure(8, sum(heights), "compare --out")
@@ -107,9 +107,9 @@ def legend(group: Group) -> str:
 
 
 def draw_section(axes: Axes, section: Section, names: dict[str, str], lines: dict[str, tuple[str, str]], threshold: float | None) -> None:
-    """Draw the curves of one section: a line for each group, and a band for its interval where it has several seeds.
+    """Draw the curves of one section: a line for each group, and a band for its interval if it has several seeds.
 
-    A threshold that no run reaches is left out: it may be that of another environment, and would press the curves flat.
+    A threshold that no run reaches is left out: it may belong to another environment, and would flatten the curves.
     """
     for group in section.groups:
         color, style = lines[group.name]
@@ -121,9 +121,9 @@ def draw_section(axes: Axes, section: Section, names: dict[str, str], lines: dic
         interval = iqm_interval(returns)
         if interval is not None:
             axes.fill_between(counts, *interval, color=color, alpha=max(0.04, 0.2 - 0.03 * len(section.groups)), linewidth=0)
-            for edge in interval if len(section.groups) > 1 else ():  # areas that lie over one another look alike, their edges do not
+            for edge in interval if len(section.groups) > 1 else ():  # overlapping areas look alike, their edges do not
                 axes.plot(counts, edge, style, color=color, linewidth=0.5, alpha=0.6)
-            if len(counts) == 1:  # which has no band
+            if len(counts) == 1:  # a single point has no band
                 axes.vlines(counts, *interval, color=color, alpha=0.3, linewidth=6)
     if threshold is not None and any(run.returns.max() >= threshold for group in section.groups for run in group.runs):
         axes.axhline(threshold, color="#777777", linewidth=1, linestyle=(0, (4, 3)), label=f"threshold {threshold:,.10g}")
@@ -133,7 +133,7 @@ def draw_section(axes: Axes, section: Section, names: dict[str, str], lines: dic
 
 
 def draw_diagnostics(section: Section, lines: dict[str, tuple[str, str]]) -> Figure | None:
-    """Return a figure with a panel for each metric of training, a thin line for each run; None where no run wrote any."""
+    """Return a figure with a panel for each metric of training and a thin line for each run; None if no run wrote any."""
     tables = {run.folder: read_rows(run.folder / "metrics.csv") for group in section.groups for run in group.runs}
     written = {name for rows in tables.values() for row in rows for name in DIAGNOSTICS if row.get(name)}
     if not written:

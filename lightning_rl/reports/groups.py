@@ -1,4 +1,4 @@
-"""Group runs that differ only in their seed, so that groups of one environment can be compared."""
+"""Group runs that differ only in their seed, to compare groups of one environment."""
 
 import re
 from collections import Counter, defaultdict
@@ -12,16 +12,16 @@ from lightning_rl.reports.runs import AXES, TRAINING, Run
 MAX_LABEL_LENGTH = 40
 """Characters; groups with longer labels get numbers."""
 MAX_LISTED_GROUPS = 6
-"""Groups that are listed and compared each with each."""
+"""Maximum number of groups that are listed and compared in pairs."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same settings, its seeds.
+    """Runs with the same settings and different seeds.
 
     Args:
-        name: its label, or the algorithm and a number where labels are long.
-        label: the algorithm and the settings that distinguish this group from others of it, which are its `settings`.
+        name: the label, or the algorithm and a number if labels are long.
+        label: the algorithm and the `settings` that distinguish this group from others of the same algorithm.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Return what the group's number stands for; empty where it is named by its label."""
+        """Return what the group's number stands for; empty if the group is named by its label."""
         return "" if self.name == self.label else self.label.removeprefix(self.algorithm).strip() or "none of the others' settings"
 
     @property
@@ -57,11 +57,11 @@ class Group:
         return np.array([run.returns[-1] for run in self.runs])
 
     def notes(self) -> Iterator[str]:
-        """Return what a reader must know of this group."""
+        """Yield what a reader must know about this group."""
         yield from (run.cut for run in self.runs if run.cut)
         for seed, number in Counter(run.seed for run in self.runs).items():
             if seed is not None and number > 1:
-                yield f"{self.name} has seed {seed} {number} times: such runs are alike, and intervals narrower than they should be."
+                yield f"{self.name} has seed {seed} {number} times: such runs are alike, which makes intervals too narrow."
         counts, ends = self.curve()[0], [run.counts[-1] for run in self.runs]
         if not len(counts):
             yield f"{self.name} has no curve: there is no count at which all of its seeds have a return."
@@ -69,16 +69,16 @@ class Group:
             yield f"The curve of {self.name} ends at {min(ends):,.0f}, where its shortest run does; its longest ends at {max(ends):,.0f}."
         if min(ends) < max(ends):
             where = f"those at each run's own end, {min(ends):,.0f} to {max(ends):,.0f}"
-            yield f"Final returns of {self.name} are {where}: one that ended early counts with what it had reached."
+            yield f"Final returns of {self.name} are {where}: a run that ended early counts with its last return."
 
 
 @dataclass(frozen=True)
 class Section:
-    """Groups of one environment whose runs count the same, which can be compared.
+    """Groups of one environment whose runs have the same counter, so that they can be compared.
 
     Args:
-        unevaluated: runs without evaluations; where there are any, returns of training are compared.
-        left_out: runs that have no such returns.
+        unevaluated: runs without evaluations; if there are any, returns of training are compared.
+        left_out: runs that do not have the returns that are compared.
     """
 
     environment: str
@@ -89,7 +89,7 @@ class Section:
 
     @property
     def training(self) -> bool:
-        """Return whether returns are those of training."""
+        """Return whether returns of training are compared."""
         return bool(self.unevaluated)
 
     @property
@@ -98,12 +98,12 @@ class Section:
         return self.environment if self.counter == "env_steps" else f"{self.environment}, over {self.counter}"
 
     def notes(self) -> Iterator[str]:
-        """Return what a reader must know of these groups."""
+        """Yield what a reader must know about these groups."""
         if self.training:
             which = list_names([str(run.folder) for run in self.unevaluated])
             yield (
                 f"{which} {'has' if len(self.unevaluated) == 1 else 'have'} no evaluations. "
-                "All returns here are of training, with its exploration: each the mean of the last 100 episodes."
+                "All returns here are from training, with its exploration: each the mean of the last 100 episodes."
             )
         for run in self.left_out:
             yield f"{run.folder} is left out: it has no returns of training."
@@ -114,7 +114,7 @@ class Section:
                 which = ", ".join(f"{group.name} at {end:,.0f}" for group, end in zip(self.groups, ends, strict=True))
             yield (
                 f"The groups ended at different counts of {AXES[self.counter]}: {which}. "
-                "Final returns and their comparison are those at each one's end."
+                "Final returns and their comparison are those at each group's end."
             )
         for group in self.groups:
             yield from group.notes()
@@ -129,7 +129,7 @@ def list_names(names: Sequence[str]) -> str:
 
 
 def make_sections(runs: Iterable[Run]) -> list[Section]:
-    """Return the sections of a report, with groups in the order in which their first runs came."""
+    """Return the sections of a report, with groups in the order of their first runs."""
     places: dict[tuple[str, str], list[Run]] = defaultdict(list)
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for run in runs:
@@ -148,7 +148,7 @@ def make_sections(runs: Iterable[Run]) -> list[Section]:
 
 
 def shortened(values: set[str]) -> dict[str, str]:
-    """Return the values of a setting with as few digits, four or more, as tell them apart."""
+    """Return the values of a setting with the fewest digits, at least four, that distinguish them."""
 
     def rounded(value: str, digits: int) -> str:
         return f"{float(value):.{digits}g}" if re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", value) else value
@@ -160,8 +160,8 @@ def shortened(values: set[str]) -> dict[str, str]:
 def group_runs(runs: list[Run], numbers: dict[str, dict[str, int]], forms: dict[tuple[str, str], dict[str, str]]) -> list[Group]:
     """Group runs of one environment by algorithm and by the settings in which the runs of an algorithm differ.
 
-    `numbers`: those that labels of each algorithm have so far; the labels of algorithms that have long ones are added.
-    `forms`: what to write for the values of an algorithm's settings.
+    `numbers`: for each algorithm, the numbers of its labels so far; labels of algorithms with long ones are added.
+    `forms`: how to write the values of an algorithm's settings.
     """
     groups: dict[str, Group] = {}
     for run in runs:

@@ -1,6 +1,6 @@
-"""`lrl.compare`: learning curves and tables of runs, seeds taken together, as text and as one HTML page with a picture beside it.
+"""`lrl.compare`: learning curves and tables of runs, aggregated over seeds, as text and as an HTML page with a picture next to it.
 
-The page has no scripts, and nothing from elsewhere.
+The page has no scripts, and loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABOUT = f"""Lines are interquartile means (IQM) of the seeds: the mean without the lowest and the highest quarter of them, rounded down to
-whole seeds, so that of three it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with {REPS:,}
-resamples, at each point by itself (Agarwal et al. 2021, rliable). A return is the mean over an evaluation's episodes, or, where a section
-says so, over the last 100 of training. Where seeds were evaluated at different counts, the last known value of each is used; a curve
-begins and ends where all seeds of its group have values. The probability of improvement is how likely a run of the first group ends
-higher than one of the second, ties counted half. Time is that of training with its evaluations."""
+whole seeds, so that for three seeds it is the mean. Bands and intervals are 95 % intervals of a stratified bootstrap over seeds with
+{REPS:,} resamples, separately at each point (Agarwal et al. 2021, rliable). A return is the mean over an evaluation's episodes or, where a
+section notes it, over the last 100 episodes of training. If seeds were evaluated at different counts, the last known value of each is used;
+a curve begins and ends where all seeds of its group have values. The probability of improvement is how likely a run of the first group ends
+higher than one of the second; ties count half. Time is that of training with its evaluations."""
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
 img { max-width: 100% } div { overflow-x: auto } table { border-collapse: collapse; font-size: 14px; margin: 1em 0 }
 caption { text-align: left; font-weight: 600; padding-bottom: .3em } th, td { padding: .15em .7em; text-align: right; white-space: nowrap }
@@ -39,13 +39,13 @@ th:first-child, td:first-child { text-align: left; padding-left: 0 } tr + tr { b
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What runs reached. A notebook shows its picture and tables.
+    """The results of runs. A notebook shows the picture and the tables.
 
     Args:
         sections: one for each environment.
-        threshold: a return, of which tables say when it was reached.
+        threshold: a return; tables show when it was reached.
         remarks: about runs that are left out.
-        diagnostics: whether a page shows metrics of training too.
+        diagnostics: whether a page also shows metrics of training.
     """
 
     sections: list[Section]
@@ -60,7 +60,7 @@ class Report:
 
     @cached_property
     def aggregate(self) -> Aggregate | None:
-        """The comparison over several environments, of the groups that ran in all of them."""
+        """The comparison over several environments, for the groups that ran in all of them."""
         return aggregate_sections(self.sections)
 
     @cached_property
@@ -95,24 +95,25 @@ class Report:
 
 
 def compare(*runs: str | Path, threshold: float | None = None, diagnostics: bool = False) -> Report:
-    """Compare runs, those that differ only in their seed taken together, as `lightning-rl compare` does.
+    """Compare runs, aggregated over seeds, as `lightning-rl compare` does.
 
     Args:
-        runs: folders of runs, or folders in which there are runs.
-        threshold: report how long it took to a mean return of this.
-        diagnostics: let a page show metrics of training too.
+        runs: folders of runs, or folders that contain runs.
+        threshold: report how long it took to reach this mean return.
+        diagnostics: also show metrics of training on a page.
 
     Returns:
         A report: `report.figure` (matplotlib), `report.tables`, `str(report)`, `report.write("report.html")`.
 
     Raises:
-        SettingError: a folder that does not exist or holds no run, files that no run wrote, or a package of the extra `plots` is missing.
+        SettingError: a folder does not exist or contains no run, a file was not written by a run, or a package of the extra `plots` is
+            missing.
     """
     for run in runs:
         if not isinstance(run, str | os.PathLike):
             raise SettingError(f"compare takes folders one by one, compare('runs/a', 'runs/b'), got {run!r}")
     if not runs or any(os.fspath(run) == "" for run in runs):
-        raise SettingError("'' is no folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
+        raise SettingError("'' is not a folder; name the folder of a run, or a folder of runs such as runs/PPO/CartPole-v1")
     if threshold is not None:
         check_range("threshold", threshold)
     rliable("compare")
@@ -122,7 +123,7 @@ def compare(*runs: str | Path, threshold: float | None = None, diagnostics: bool
 
 
 def html(report: Report, folder: Path) -> Iterator[str]:
-    """Return the page, in parts: pictures and tables of each environment, then how to read them. Links begin in its folder."""
+    """Yield the parts of the page: pictures and tables of each environment, then how to read them. Links are relative to `folder`."""
     sections, lines = report.sections, line_styles(report.sections)
     title = escape(f"Runs on {', '.join(dict.fromkeys(section.environment for section in sections))}")
     yield '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">'
@@ -158,14 +159,14 @@ def show_table(table: Table) -> str:
 
 
 def links_of(run: Run, folder: Path) -> str:
-    """Return links to a run's folder and its videos, as they lie from the page's folder."""
+    """Return links to a run's folder and its videos, relative to the page's folder."""
     videos = sorted((run.folder / "videos").glob("*.mp4"))
     places = {str(run.folder): run.folder, **{video.name: video for video in videos}}
     return " ".join(f'<a href="{quote(os.fsencode(os.path.relpath(place, folder)))}">{escape(name)}</a>' for name, place in places.items())
 
 
 def check_out(file: Path) -> None:
-    """Raise `SettingError` where a page cannot be written or its picture not be drawn."""
+    """Raise `SettingError` if a page cannot be written or its picture cannot be drawn."""
     if file.suffix != ".html":
         raise SettingError(f"--out {file}: name a file that ends in .html; a .png is written next to it")
     if not file.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Read what runs wrote into their folders."""
+"""Read the files that runs wrote into their folders."""
 
 import re
 from collections import Counter
@@ -14,18 +14,18 @@ from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
 
 AXES = {"env_steps": "environment steps", "updates": "updates"}
-"""What a run counts, in words."""
+"""Names of what a run counts."""
 EVALUATIONS, TRAINING = "evaluations", "rollout/ep_rew_mean"
 LEARNING_FLAGS = {"devices", "num_nodes", "precision", "strategy"}
 """Flags of the Trainer that change what is learned; the others set where a run is stored and how it is watched."""
 DEFAULT_FLAGS = (None, "auto", 1, "1")
 SCHEDULES = ("constant", "linear", "piecewise")
-NOT_OURS = "it is not what a run wrote"
+NOT_OURS = "it was not written by a run"
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one run wrote.
+    """The results of one run.
 
     Args:
         environment: the id, without its module.
@@ -34,9 +34,9 @@ class Run:
         counter: what the run counts, `env_steps` or `updates`.
         source: where the returns come from: `evaluations`, or `rollout/ep_rew_mean` for a run without any.
         cut: a note about an evaluation that is left out; empty if there is none.
-        counts: [K], where the returns were found, ascending.
-        returns: [K], the mean over an evaluation's episodes, or the training's mean.
-        clock: [L, 2], counts and the seconds that had passed.
+        counts: [K], the counts at which there are returns, ascending.
+        returns: [K], the mean over an evaluation's episodes, or the mean of training.
+        clock: [L, 2], counts and the elapsed seconds.
     """
 
     folder: Path
@@ -52,36 +52,38 @@ class Run:
     clock: np.ndarray
 
     def in_training(self) -> Self:
-        """Return the same run with the returns of its training; `counts` is empty where it has none."""
+        """Return the same run with the returns of its training; `counts` is empty if it has none."""
         returns = series(self.folder / "metrics.csv", read_rows(self.folder / "metrics.csv"), self.counter, TRAINING)
         return replace(self, source=TRAINING, counts=returns[:, 0], returns=returns[:, 1])
 
     def seconds(self, count: float) -> float:
-        """Return the time in the first row of `metrics.csv` at that count or after it, in the last one at the end; NaN without rows."""
+        """Return the elapsed time in the first row of `metrics.csv` at or after a count, or else in the last row; NaN without rows."""
         if not len(self.clock):
             return float("nan")
         row = min(int(np.searchsorted(self.clock[:, 0], count)), len(self.clock) - 1)
         return float(self.clock[row, 1])
 
     def reaches(self, threshold: float) -> float:
-        """Return the count at which a return first was the threshold or more; infinity if none was."""
+        """Return the first count at which a return is at least the threshold; infinity if there is none."""
         reached = self.counts[self.returns >= threshold]
         return float(reached[0]) if len(reached) else float("inf")
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
-    """Return the runs in folders of runs or of folders of runs, each once, and the folders among them without returns yet.
+    """Return the runs in folders, which are runs or contain runs, each once, and the folders of runs that have no returns yet.
 
-    A folder that does not exist or has no run in it, and a run that was named but has no returns, raise `SettingError`.
+    Raise `SettingError` if a folder does not exist or contains no run, or if a run that was named has no returns.
     """
     runs: dict[Path, Run] = {}
     empty: list[Path] = []
     for folder in folders:
         if folder.is_file():
-            where = folder.parent if is_run(folder.parent) else "or one of runs such as runs/PPO/CartPole-v1"
+            where = folder.parent if is_run(folder.parent) else "or a folder of runs such as runs/PPO/CartPole-v1"
             raise SettingError(f"{folder} is a file; name the folder of a run, {where}")
         if not folder.is_dir():
-            raise SettingError(f"{folder}: there is no such folder; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1")
+            raise SettingError(
+                f"{folder}: there is no such folder; name the folder of a run, or a folder of runs such as runs/PPO/CartPole-v1"
+            )
         found = [folder] if is_run(folder) else sorted(filter(is_run, (path.parent for path in folder.rglob("config.yaml"))), key=natural)
         if not found:
             raise SettingError(f"{folder}: there is no run in it, a folder with config.yaml and evaluations.csv or metrics.csv")
@@ -104,7 +106,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the run in a folder; `counts` is empty if it has no returns yet. Raise `SettingError` for a file that no run wrote."""
+    """Read the run in a folder; `counts` is empty if it has no returns yet. Raise `SettingError` for a file not written by a run."""
     config = read_config(folder / "config.yaml")
     model, trainer = config["model"], config.get("trainer") or {}
     settings = dict(flatten(model.get("init_args") or {}))
@@ -163,7 +165,10 @@ def read_table(file: Path, needed: str | None = None) -> list[dict[str, str]]:
 
 
 def check_last(evaluations: list[dict[str, str]], counter: str, wanted: object) -> str:
-    """Describe a last evaluation of which a killed process wrote fewer episodes than of the previous one, if any, and than `wanted`."""
+    """Describe an incomplete last evaluation, left by a killed process; empty if it is complete.
+
+    It is incomplete if it has fewer episodes than `wanted` and fewer than the previous evaluation, if there is one.
+    """
     numbers = sorted(Counter(float(row[counter]) for row in evaluations if row["return"]).items())
     if not numbers:
         return ""
@@ -195,7 +200,7 @@ def series(file: Path, rows: list[dict[str, str]], counter: str, column: str, ga
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Return nested settings by their dotted names, as text; an object is named by its class."""
+    """Yield nested settings by their dotted names, as text; an object is represented by its class name."""
     for name, value in settings.items():
         key = f"{prefix}{name}".removesuffix(".class_path")
         if isinstance(value, Mapping) and value.get("schedule") in SCHEDULES:

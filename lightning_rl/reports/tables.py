@@ -1,4 +1,4 @@
-"""Tables of one and of several environments, with intervals over few seeds (Agarwal et al. 2021, https://arxiv.org/abs/2108.13264)."""
+"""Tables of one or several environments, with intervals for few seeds (Agarwal et al. 2021, https://arxiv.org/abs/2108.13264)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lightning_rl.reports.groups import MAX_LISTED_GROUPS, Section
 from lightning_rl.reports.runs import AXES
 
 REPS = 2000
-"""Resamples of a bootstrap."""
+"""Number of bootstrap resamples."""
 
 
 def rliable(needed_by: str) -> Any:
@@ -30,35 +30,35 @@ def rliable(needed_by: str) -> Any:
 def iqm(scores: np.ndarray) -> Any:
     """Return the interquartile mean over seeds [R, …]: the mean without the lowest and the highest quarter, rounded down to whole seeds.
 
-    The same as `rliable.metrics.aggregate_iqm` for one environment, for all points of a curve at once. With three seeds it is their mean.
+    Equals `rliable.metrics.aggregate_iqm` for one environment, for all points of a curve together. With three seeds it is their mean.
     """
     quarter = len(scores) // 4
     return np.sort(scores, axis=0)[quarter : len(scores) - quarter].mean(axis=0)
 
 
 def iqm_interval(scores: np.ndarray) -> np.ndarray | None:
-    """Return the 95 % interval [2, G] of the interquartile mean of curves [R, G], each point by itself; None for one seed."""
+    """Return the 95 % interval [2, G] of the interquartile mean of curves [R, G], separately for each point; None for one seed."""
     return None if len(scores) == 1 else bootstrap(scores[:, None], lambda drawn: iqm(drawn[:, 0]))
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
-    """Return how likely a run of one group [R, …] ends higher than one of the other [Q, …]: the share of pairs, ties counted half.
+    """Return how likely a run of one group [R, …] ends higher than one of the other [Q, …]: the share of pairs, where ties count half.
 
-    The same as `rliable.metrics.probability_of_improvement` for one environment.
+    Equals `rliable.metrics.probability_of_improvement` for one environment.
     """
     differences = x.reshape(-1, 1) - y.reshape(1, -1)
     return float(np.mean((differences > 0) + 0.5 * (differences == 0)))
 
 
 def improvement_interval(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """Return its 95 % interval [2, 1]; None where a group has one seed."""
+    """Return the 95 % interval [2, 1] of `probability_of_improvement`; None if a group has one seed."""
     return None if min(len(x), len(y)) == 1 else bootstrap([x[:, None], y[:, None]], probability_of_improvement)
 
 
 def bootstrap(scores: np.ndarray | list[np.ndarray], estimate: Callable[..., Any]) -> np.ndarray:
-    """Return rliable's stratified bootstrap interval of an estimate, with the same draws each time.
+    """Return rliable's stratified bootstrap interval of an estimate, with the same resamples each time.
 
-    It draws from numpy's global generator, whose state is restored.
+    rliable draws from numpy's global generator, whose state is restored.
     """
     library, state = rliable("compare"), np.random.get_state()
     np.random.seed(0)
@@ -74,7 +74,7 @@ TRAINING_RETURN = "mean return of training, last 100 episodes"
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under their columns; the first column is of words, the others of numbers."""
+    """A table of text; the first column contains words, the others numbers."""
 
     title: str
     columns: list[str]
@@ -110,7 +110,7 @@ def make_tables(section: Section, threshold: float | None) -> Iterator[Table]:
 
 
 def settings_tables(section: Section) -> Iterator[Table]:
-    """Return what the numbers of an algorithm's groups stand for; rows are settings or groups, whichever are more."""
+    """Return what the numbers of an algorithm's groups stand for; rows are settings or groups, whichever is more."""
     for algorithm in dict.fromkeys(group.algorithm for group in section.groups if group.key):
         groups = [group for group in section.groups if group.algorithm == algorithm]
         names = sorted({name for group in groups for name in group.settings})
@@ -132,7 +132,7 @@ def final_table(section: Section) -> Table:
 
 
 def threshold_table(section: Section, threshold: float) -> Table:
-    """Return when a return first reached the threshold. A seed that never did counts as the slowest."""
+    """Return when a return first reached the threshold. A seed that never reached it counts as the slowest."""
     rows = []
     for group in section.groups:
         counts = np.array([run.reaches(threshold) for run in group.runs])
@@ -146,7 +146,7 @@ def threshold_table(section: Section, threshold: float) -> Table:
 
 
 def improvement_table(section: Section) -> Table:
-    """Return how likely a run of one group ends higher than one of another; of many groups, one of the best group than each other."""
+    """Return how likely a run of one group ends higher than one of another; of many groups, only the best is compared with the others."""
     pairs, whose, rows = list(combinations(section.groups, 2)), "", []
     if len(section.groups) > MAX_LISTED_GROUPS:
         best = max(section.groups, key=lambda group: iqm(group.finals()))
@@ -160,7 +160,7 @@ def improvement_table(section: Section) -> Table:
 
 
 def number(value: float) -> str:
-    """Return a return as text, with three figures or more."""
+    """Return a return as text, with at least three digits."""
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -178,7 +178,7 @@ def duration(seconds: float) -> str:
 
 
 def span(values: np.ndarray, show: Callable[[float], str] = whole) -> str:
-    """Return the lowest and the highest value as text, once where both look alike."""
+    """Return the lowest and the highest value as text, once if both look alike."""
     return " – ".join(dict.fromkeys([show(values.min()), show(values.max())])) if len(values) else NOTHING
 
 
@@ -193,9 +193,9 @@ class Aggregate:
 
     Args:
         environments: M of them.
-        scores: of each group `[R, M]`: R seeds of each environment, whose final returns are scaled so that 0 is the lowest of all
-            compared runs in that environment, and 1 the highest.
-        notes: about runs that are not among them.
+        scores: `[R, M]` of each group: R seeds of each environment; final returns are scaled so that 0 is the lowest of all compared runs
+            in that environment, and 1 the highest.
+        notes: about runs that are not included.
     """
 
     environments: list[str]
@@ -204,7 +204,7 @@ class Aggregate:
     thresholds = np.linspace(0, 1, 101)
 
     def profiles(self) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
-        """Return for each group the share of its runs with more than each of the thresholds, and its 95 % interval."""
+        """Return, for each group, the share of its runs above each threshold, and the 95 % interval of the share."""
         return {
             name: (share_above(scores, self.thresholds), self.interval(scores, lambda drawn: share_above(drawn, self.thresholds)))
             for name, scores in self.scores.items()
@@ -220,7 +220,7 @@ class Aggregate:
         return Table(title, ["", "seeds × environments", "IQM", "95 % interval", "mean"], rows)
 
     def interval(self, scores: np.ndarray, estimate: object) -> np.ndarray | None:
-        """Return the 95 % interval of an estimate, seeds drawn anew in each environment by itself; None for one seed."""
+        """Return the 95 % interval of an estimate, with seeds resampled separately in each environment; None for one seed."""
         return None if len(scores) == 1 else bootstrap(scores, estimate)  # type: ignore[arg-type]
 
 
@@ -230,7 +230,7 @@ def share_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 def aggregate_sections(sections: Sequence[Section]) -> Aggregate | None:
-    """Return the comparison over all environments of the groups that ran in each of them; None without two of each."""
+    """Return the comparison over all environments of the groups that ran in each; None without two environments and two such groups."""
     names = [name for name in dict.fromkeys(g.name for s in sections for g in s.groups) if all(name in each_name(s) for s in sections)]
     if min(len(sections), len(names)) < 2 or len({section.environment for section in sections}) < len(sections):
         return None

@@ -106,10 +106,10 @@ def test_the_page_stands_alone_and_is_the_same_each_time(two_groups, capfd):
         ("PPO --out folder.html", "folder.html is a folder"),
         ("PPO --threshold much", "invalid float value: 'much'"),
         ("PPO --threshold nan", "--threshold must be a number, got nan"),
-        ("''", "'' is no folder; name the folder of a run"),
+        ("''", "'' is not a folder; name the folder of a run"),
         ("PPO/v0/config.yaml", "PPO/v0/config.yaml is a file; name the folder of a run, PPO/v0"),
-        ("report.txt", "report.txt is a file; name the folder of a run, or one of runs such as runs/PPO/CartPole-v1"),
-        ("PPO --out ''", "--out '' is no file; name one that ends in .html"),
+        ("report.txt", "report.txt is a file; name the folder of a run, or a folder of runs such as runs/PPO/CartPole-v1"),
+        ("PPO --out ''", "--out '' is not a file; name one that ends in .html"),
         ("PPO --treshold 3", "did you mean --threshold?"),
     ],
 )

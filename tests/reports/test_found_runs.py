@@ -41,7 +41,7 @@ def test_a_run_without_evaluations_is_shown_by_its_training(tmp_path):
     run = read_run(folder)
     assert (run.counts.tolist(), run.returns.tolist(), run.source) == ([20, 30], [1.5, 2.5], "rollout/ep_rew_mean")
     assert notes_of(folder) == [
-        f"{folder} has no evaluations. All returns here are of training, with its exploration: each the mean of the last 100 episodes.",
+        f"{folder} has no evaluations. All returns here are from training, with its exploration: each the mean of the last 100 episodes.",
         "PPO has one seed: there is no interval.",
     ]
 
@@ -70,7 +70,7 @@ def test_groups_that_ended_at_different_counts_are_named(tmp_path):
     write_run(tmp_path / "c", {100: [1], 3000: [1]}, algorithm="DQN")
     assert notes_of(tmp_path)[0] == (
         "The groups ended at different counts of environment steps: PPO at 200, A2C at 200, DQN at 3,000. "
-        "Final returns and their comparison are those at each one's end."
+        "Final returns and their comparison are those at each group's end."
     )
 
 
@@ -183,7 +183,7 @@ def test_seeds_evaluated_at_different_steps_meet_on_a_grid_by_the_last_value_kno
     assert section.groups[0].finals().tolist() == [3, 40]
     assert notes_of(tmp_path) == [
         "The curve of PPO ends at 300, where its shortest run does; its longest ends at 400.",
-        "Final returns of PPO are those at each run's own end, 300 to 400: one that ended early counts with what it had reached.",
+        "Final returns of PPO are those at each run's own end, 300 to 400: a run that ended early counts with its last return.",
     ]
 
 
@@ -192,9 +192,9 @@ def test_doubtful_intervals_have_a_note(tmp_path):
     assert notes_of(alone) == ["PPO has one seed: there is no interval."]
     write_run(tmp_path / "b", {200: [1]}, seed=4)
     assert notes_of(tmp_path) == [
-        "PPO has seed 4 2 times: such runs are alike, and intervals narrower than they should be.",
+        "PPO has seed 4 2 times: such runs are alike, which makes intervals too narrow.",
         "PPO has no curve: there is no count at which all of its seeds have a return.",
-        "Final returns of PPO are those at each run's own end, 100 to 200: one that ended early counts with what it had reached.",
+        "Final returns of PPO are those at each run's own end, 100 to 200: a run that ended early counts with its last return.",
     ]
 
 
@@ -218,8 +218,12 @@ def test_runs_without_returns_are_left_out_of_a_folder_and_refused_if_named(tmp_
         ("config.yaml", "model: {class_path: PPO}\nseed_everything: [1]", "does not name the algorithm that ran, or its seed"),
         ("config.yaml", "model: " + "[" * 2000 + "]" * 2000, "does not name the algorithm that ran"),
         ("evaluations.csv", "env_steps,seed,return\n100,1,high\n", "could not convert string to float: 'high'"),
-        ("evaluations.csv", "frames,seed,return\n100,1,2\n", "does not begin with the column env_steps or updates: it is not what a run"),
-        ("evaluations.csv", "env_steps,seed,length\n100,1,2\n", "has no column return: it is not what a run wrote"),
+        (
+            "evaluations.csv",
+            "frames,seed,return\n100,1,2\n",
+            "does not begin with the column env_steps or updates: it was not written by a run",
+        ),
+        ("evaluations.csv", "env_steps,seed,length\n100,1,2\n", "has no column return: it was not written by a run"),
         ("evaluations.csv", "\0\1\2", "does not begin with the column"),
         ("metrics.csv", "\0\1\2\n\n\n\3", "does not begin with the column"),
         ("evaluations.csv", "env_steps,seed,return\n100,1,nan\n", "the column return holds numbers that are not finite"),
