@@ -1,1 +1,1 @@
-"""Search for settings: spaces to draw them from, studies of trials, and Ray for many machines."""
+"""Search for hyperparameters: search spaces, studies of trials, populations, and Ray for many machines."""

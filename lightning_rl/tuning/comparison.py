@@ -1,4 +1,4 @@
-"""How the trials of a study are compared: the value of each, and the best of them once more with new seeds."""
+"""Compare the trials of a study: by their values, and the best of them again with new seeds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from optuna.trial import FrozenTrial, TrialState
 from lightning_rl.training.run_processes import Message
 
 ATTRIBUTE = "confirmation"
-"""Of the study in its file: trials that have ended stay as they are."""
+"""Attribute of the study in its file; the trials cannot store it, because Optuna does not change trials that have ended."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a study looks for, and when its runs are evaluated.
+    """What a study optimizes, and when its runs are evaluated.
 
-    A run's value is its best evaluation, as `best.ckpt` holds the weights of that one and is what the run is for: the last evaluation of
-    a short run is one more draw of a noisy curve. It is higher than what those weights return in new episodes, for all trials alike. A
-    trial's value is the mean over its seeds, which are too few for an interquartile mean.
+    The value of a run is its best evaluation, because `best.ckpt` holds those weights, which are the result of the run; the last evaluation
+    of a short run is only one more sample of a noisy curve. The value is higher than what those weights return in new episodes, for all
+    trials alike. The value of a trial is the mean over its seeds, which are too few for an interquartile mean.
 
     Args:
-        monitor: the metric of an evaluation.
-        mode: whether the greatest is the best, `max`, or the least.
+        monitor: the evaluation metric.
+        mode: `max` if higher is better, `min` if lower is.
         interval: environment steps or updates between evaluations.
-        length: of a run.
+        length: length of a run.
     """
 
     monitor: str
@@ -43,7 +43,7 @@ class Objective:
         return max(1, self.length // self.interval)
 
     def step(self, seed: int, count: int) -> int:
-        """Return the number that an evaluation has in its trial; runs with long rollouts skip some."""
+        """Return the number of an evaluation in its trial; runs with long rollouts skip some numbers."""
         return seed * (self.evaluations + 1) + min(count // self.interval, self.evaluations)
 
     def best(self, values: list[float]) -> float:
@@ -52,26 +52,26 @@ class Objective:
         return (max if self.mode == "max" else min)(finite) if finite else math.nan
 
     def rank(self, value: float) -> float:
-        """Return a number that is greater the better a value is."""
+        """Return a number that is higher for better values."""
         return value if self.mode == "max" else -value
 
 
 class StudyRun(NamedTuple):
-    """A run of a study.  number: of its trial.  seed: its own number in the trial, from 0."""
+    """A run of a study.  number: the number of its trial.  seed: its own number in the trial, from 0."""
 
     number: int
     seed: int
 
 
 class Confirmation:
-    """The best complete trials of a study, compared again by the mean over all their seeds, old and new.
+    """Compare the best complete trials of a study again, by the mean over all their seeds, old and new.
 
-    The best of many noisy values is too high, and often a lucky one; new runs of a few trials cost less than more runs of all.
+    The best of many noisy values is too high, and often lucky; new runs of a few trials cost less than more runs of all.
 
     Args:
-        study: whose trials have ended.
-        objective: what is looked for.
-        trials: how many of the best are run again.
+        study: a study whose trials have ended.
+        objective: what the study optimizes.
+        trials: how many of the best trials are run again.
         seeds: the numbers of their new runs.
     """
 
@@ -87,7 +87,7 @@ class Confirmation:
 
     @property
     def runs(self) -> list[StudyRun]:
-        """Return all runs, in their order: each trial has one before any has two."""
+        """Return all runs in order: the first new run of each trial, then the second, and so on."""
         return [StudyRun(trial.number, seed) for seed in self.seeds for trial in self.trials]
 
     @property
@@ -97,7 +97,7 @@ class Confirmation:
         return bool(runs) and all(map(self.is_over, runs))
 
     def next_run(self) -> StudyRun | None:
-        """Return a run that has neither ended nor been returned; None if there is none left."""
+        """Return a run that has neither ended nor been returned before; None if none is left."""
         run = next((run for run in self.runs if run not in self.started and not self.is_over(run)), None)
         if run is not None:
             self.started.add(run)
@@ -108,7 +108,7 @@ class Confirmation:
         return bool(self._found(run)["ended"])
 
     def record(self, run: StudyRun, message: Message) -> None:
-        """Record an evaluation, unless a run repeats it after it was interrupted."""
+        """Record an evaluation, unless an interrupted run only repeats it."""
         found = self._found(run)
         if message.count not in [count for count, _ in found["evaluations"]]:
             self._keep(run, {**found, "evaluations": [*found["evaluations"], [message.count, message.value]]})
@@ -122,7 +122,7 @@ class Confirmation:
         self._keep(run, {"evaluations": [], "ended": True, "error": error})
 
     def error(self, number: int) -> str:
-        """Return why a new run of a trial has failed; an empty text if none has."""
+        """Return why a new run of a trial has failed; an empty string if none has."""
         return next(filter(None, (self._found(StudyRun(number, seed)).get("error") for seed in self.seeds)), "")
 
     def values(self, number: int) -> list[float]:
@@ -138,7 +138,7 @@ class Confirmation:
 
     @property
     def best(self) -> FrozenTrial | None:
-        """Return the trial with the best mean; None before all runs have ended, and if each trial has one that failed."""
+        """Return the trial with the best mean; None before all runs have ended, or if every trial has a failed run."""
         compared = [trial for trial in self.trials if math.isfinite(self.mean(trial))] if self.has_ended else []
         return max(compared, key=lambda trial: self.objective.rank(self.mean(trial)), default=None)
 

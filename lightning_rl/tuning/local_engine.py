@@ -1,4 +1,4 @@
-"""Train the runs of a study in processes of this machine."""
+"""Train the runs of a study in processes on this machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from lightning_rl.tuning.comparison import StudyRun
 from lightning_rl.tuning.study import Study
 
 MakePlan = Callable[[int, Mapping[str, Any], int], RunPlan]
-"""Returns the run of a trial: of its number, its values, and the number of the run from 0."""
+"""Plans a run of a trial from the number of the trial, its values, and the number of the run from 0."""
 
 
 @dataclass
 class ActiveRun:
-    """A run that is trained.
+    """A run that is being trained.
 
     Args:
-        pruned: whether it only has to end.
+        pruned: whether its trial is pruned, so that it only has to end.
     """
 
     run: StudyRun
@@ -31,12 +31,12 @@ class ActiveRun:
 
 
 class LocalEngine:
-    """Trains so many runs at a time, each in a process of its own.
+    """Train several runs at a time, each in its own process.
 
     Args:
-        study: records them.
+        study: records the runs.
         train: trains a run.
-        make_plan: returns the runs of a trial.
+        make_plan: plans a run of a trial.
     """
 
     def __init__(self, study: Study, train: Train, make_plan: MakePlan) -> None:
@@ -44,7 +44,7 @@ class LocalEngine:
         self.pool = RunPool(train, study.settings.jobs)
         self.numbers = count()
         self.active: dict[int, ActiveRun] = {}
-        """By their numbers in the pool."""
+        """Runs by their numbers in the pool."""
 
     @property
     def received(self) -> signal.Signals | None:
@@ -65,7 +65,7 @@ class LocalEngine:
                     self._handle(number, message)
 
     def _handle(self, number: int, message: Message) -> None:
-        """Answer a run that goes on; record what has ended."""
+        """Answer a run that waits; record a run that has ended."""
         active = self.active[number]
         if message.waits:
             answer: Answer = "go"
@@ -81,7 +81,7 @@ class LocalEngine:
         if message.kind == "failed":
             self.study.fail(active.run, message.text)
         elif message.kind == "stopped":
-            self.pool.signals.received = self.received or signal.SIGTERM  # of somebody who asked the run alone
+            self.pool.signals.received = self.received or signal.SIGTERM  # someone signaled only the run
         else:
             self.study.end_run(active.run)
 

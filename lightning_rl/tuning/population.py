@@ -1,4 +1,4 @@
-"""Population-based training (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846): what a population did, and what it leaves."""
+"""Population-based training (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846): the record of a population, and its results."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MUTABLE = (
     *("target_policy_noise", "target_noise_clip", "exploration_final_eps", "label_smoothing", "baseline_coef", "sigma", "momentum"),
     *("expectile", "beta", "max_weight", "alpha", "cql_alpha"),
 )
-"""Settings with which a run can continue from a checkpoint that was made with another value."""
+"""Settings that may change when a run continues from a checkpoint."""
 COPIED = ("config.yaml", "evaluations.csv", "metrics.csv", "checkpoints")
-"""What another member takes over of a run's folder."""
+"""Parts of a run's folder that another member takes over."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Period:
     """The settings of a member from a count on.
 
     Args:
-        start: environment steps or updates.
-        values: of the settings that vary, by their paths.
-        source: the member whose run went on with them; None: its own.
+        start: the count, in environment steps or updates.
+        values: values of the settings that vary, by path.
+        source: the member whose run was continued with them; None: the member's own run.
     """
 
     start: int
@@ -61,15 +61,15 @@ class Evaluation:
 
 
 class Population:
-    """Runs that are trained together, its members; those with bad evaluations continue from checkpoints of those with good ones.
+    """Members whose runs are trained together; members with bad evaluations continue from checkpoints of members with good ones.
 
     Args:
-        folder: of the population.
-        runs: the folder of the members' runs.
-        space: what varies.
-        size: how many members.
-        seed: of the draws.
-        objective: what members are compared by, after each evaluation.
+        folder: folder of the population.
+        runs: folder of the members' runs.
+        space: the settings that vary.
+        size: number of members.
+        seed: seed with which settings are drawn.
+        objective: how members are compared, after each evaluation.
         say: prints a line.
     """
 
@@ -89,7 +89,7 @@ class Population:
         self.ended = 0
 
     def draw(self, member: int) -> dict[str, Any]:
-        """Draw the first settings of a member: those of the trial of its number in a study of random trials."""
+        """Draw the first settings of a member: those of the trial with its number in a study with random trials."""
         sampler = StudySettings(sampler="random", seed=self.seed).make_sampler(member)
         return optuna.create_study(sampler=sampler).ask(self.space.distributions).params
 
@@ -115,7 +115,7 @@ class Population:
         self.say(f"member {member}: {result}; {self.space.describe(self.periods[member][-1].values)}{best}")
 
     def replace(self, member: int, source: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Let a member continue from another one's run, with these settings in the ranges of the space; return them."""
+        """Let a member continue from another member's run, with settings clipped to the ranges of the space; return the settings."""
         values = {each.path: each.clip(values[each.path]) for each in self.space.dimensions}
         last, own = ([each for each in self.evaluations if each.member == one][-1] for one in (source, member))
         before = last.periods[-1].values
@@ -132,7 +132,7 @@ class Population:
         return self.runs / member_name(member)
 
     def _table(self) -> str:
-        """Return a row for each evaluation of each member, with its settings up to it; the first of a period names its source."""
+        """Return a CSV row for each evaluation, with the settings that led to it; the first row of a period names its source."""
         paths = [each.path for each in self.space.dimensions]
         rows: list[list[Any]] = [["count", "member", "value", "continued_from", *map(shorten_path, paths)]]
         seen: set[int] = set()
@@ -144,7 +144,7 @@ class Population:
         return as_csv(rows)
 
     def _keep_best(self) -> None:
-        """Write `best.ckpt` and `schedule.csv`, the settings that led to it: its member may continue from another one later."""
+        """Write `best.ckpt`, and the settings that led to it to `schedule.csv`: later its member may continue from another one."""
         assert self.best is not None
         checkpoint = self.run_folder(self.best.member) / "checkpoints" / "best.ckpt"
         for file, name in ((checkpoint, "best.ckpt"), (manifest_path(checkpoint), "best.ckpt.json")):
@@ -154,7 +154,7 @@ class Population:
         write_text(self.folder / "schedule.csv", as_csv([["from", *map(shorten_path, paths)], *rows]))
 
     def replay(self, scheduled: Collection[str]) -> dict[str, Any]:
-        """Return the settings that repeat the schedule of the best member: its last value for a setting that takes no schedule."""
+        """Return the settings that repeat the schedule of the best member, with its last value for settings that take no schedule."""
         assert self.best is not None
         periods, found = self.best.periods, dict(self.best.periods[-1].values)
         times = [each.start / self.objective.length for each in periods]
@@ -231,7 +231,7 @@ def as_csv(rows: list[list[Any]]) -> str:
 
 
 def save_run(run: Path, folder: Path) -> None:
-    """Copy what a run that is stopped needs to continue elsewhere, without previous generations of its checkpoints."""
+    """Copy what a stopped run needs to continue elsewhere, without previous generations of its checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         source, target = run / name, folder / name
@@ -242,7 +242,7 @@ def save_run(run: Path, folder: Path) -> None:
 
 
 def restore_run(folder: Path, run: Path) -> None:
-    """Let a run continue from what `save_run` copied; nothing of its own stays in those files."""
+    """Replace the files of a run by those that `save_run` copied, from which it continues."""
     for name in COPIED:
         if (run / name).is_dir():
             shutil.rmtree(run / name)
@@ -251,7 +251,7 @@ def restore_run(folder: Path, run: Path) -> None:
 
 
 def mutable_space(space: SearchSpace, is_packaged: bool) -> SearchSpace:
-    """Return the space of a population; a packaged one without what cannot change. Raises `SettingError`: a user's has such a setting."""
+    """Return the space of a population: a packaged space loses settings that cannot change, a user's raises `SettingError` for them."""
     fixed = [each.path for each in space.dimensions if shorten_path(each.path) not in MUTABLE]
     if fixed and not is_packaged:
         known = ", ".join(sorted(MUTABLE))

@@ -1,4 +1,4 @@
-"""Train the runs of a study on the machines of a Ray cluster, by Ray Tune. Needs the extra `ray`; imported when it is asked for."""
+"""Train the runs of a study on the machines of a Ray cluster, with Ray Tune. Needs the extra `ray`; imported only if it is used."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from lightning_rl.tuning.local_engine import MakePlan
 from lightning_rl.tuning.study import Study
 
 END_TIMEOUT = 60.0
-"""Seconds for a run that was told to end to save itself."""
+"""Seconds that a run has to save itself when it is stopped."""
 MAX_LOST_MACHINES = 3
-"""How often a trial is started again on another machine."""
+"""How often a trial is restarted on another machine."""
 QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_RESULT_BUFFER_LENGTH": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_WARN_THRESHOLD_S": "60",
 }
-"""Environment variables of Ray Tune: the study has its own files, and decides after each evaluation."""
+"""Environment variables of Ray Tune: the study has its own files, and makes decisions after each evaluation."""
 
 
 class RunTrainable(tune.Trainable):
-    """Trains a run in a process of its own; a step lasts until the next evaluation, or the end of the run."""
+    """Train a run in its own process; a step lasts until the next evaluation or the end of the run."""
 
     def setup(  # type: ignore[override]  # Ray Tune passes what `with_parameters` adds
         self, config: dict[str, Any], train: Train, make_plan: MakePlan, where: str
     ) -> None:
-        """Take a run, and the values of its trial; `where` is the folder in which relative paths begin."""
+        """Take a run and the values of its trial; `where` is the working directory, to which paths are relative."""
         os.chdir(where)
         self.train_run, self.make_plan = train, make_plan
         self.process: RunProcess | None = None
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another run, as starting an actor takes longer than a short run."""
+        """Take another run in the same actor: starting an actor takes longer than a short run."""
         self.cleanup()
         self.number, self.values, self.seed = new_config["number"], new_config["values"], new_config["seed"]
         self.waits = False
         return True
 
     def step(self) -> dict[str, Any]:
-        """Let the run go on; return its next message as a result of Ray Tune."""
+        """Let the run continue; return its next message as a result of Ray Tune."""
         while True:
             message = self._receive()
             if message.kind == "begins":
@@ -76,7 +76,7 @@ class RunTrainable(tune.Trainable):
         return message
 
     def cleanup(self) -> None:
-        """Save and end a run that goes on."""
+        """Save and stop the current run."""
         if self.process is not None:
             with suppress(EOFError, OSError):
                 self.process.pipe.send("stop")
@@ -86,7 +86,7 @@ class RunTrainable(tune.Trainable):
 
 
 class StudySearcher(Searcher):
-    """Hands the runs of a study to Ray Tune, to which each is a trial."""
+    """Pass the runs of a study to Ray Tune, in which each run is a trial."""
 
     def __init__(self, study: Study) -> None:
         super().__init__(metric="value", mode=study.objective.mode)
@@ -94,7 +94,7 @@ class StudySearcher(Searcher):
         self.runs: dict[str, StudyRun] = {}
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the next run, None while it depends on those that are trained, or that there is none."""
+        """Return the next run; None while it depends on runs that are being trained; `FINISHED` if there is none."""
         run = self.study.next_run()
         if run is None:
             return Searcher.FINISHED if self.study.has_ended else None
@@ -108,14 +108,14 @@ class StudySearcher(Searcher):
             self.study.fail(run, f"Ray lost it more than {MAX_LOST_MACHINES} times")
 
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing: the study's own file holds all."""
+        """Do nothing: everything is in the study's own file."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Do nothing."""
 
 
 class RecordResults(Stopper):
-    """Records the results of runs in the study, and stops those that it prunes."""
+    """Record the results of runs in the study, and stop the runs that it prunes."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
@@ -141,13 +141,13 @@ class RecordResults(Stopper):
 
 
 class RayEngine:
-    """Trains runs on a Ray cluster, so many at a time. All machines see the study's folder and the configs under the same paths.
+    """Train runs on a Ray cluster, several at a time. All machines must see the study's folder and the configs under the same paths.
 
     Args:
-        study: records them, on this machine alone.
+        study: records the runs, only on this machine.
         train: trains a run.
-        make_plan: returns the runs of a trial.
-        address: of the cluster; None starts one on this machine.
+        make_plan: plans a run of a trial.
+        address: address of the cluster; None starts one on this machine.
     """
 
     def __init__(self, study: Study, train: Train, make_plan: MakePlan, address: str | None) -> None:

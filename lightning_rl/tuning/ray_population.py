@@ -1,4 +1,4 @@
-"""Train a population on a Ray cluster, by Ray Tune's `PopulationBasedTraining`. Needs the extra `ray`; imported when it is asked for."""
+"""Train a population on a Ray cluster, with Ray Tune's `PopulationBasedTraining`. Needs the extra `ray`; imported only if it is used."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from lightning_rl.tuning.population import Population, member_name, restore_run,
 from lightning_rl.tuning.ray_engine import MAX_LOST_MACHINES, QUIET
 
 PlanMember = Callable[[int, Mapping[str, Any]], RunPlan]
-"""Returns the run of a member with its values."""
+"""Plans the run of a member from its number and values."""
 KEPT = 4
 """Copies of a member's run that Ray Tune keeps: it makes at most two in each round, and the others need those of the last round."""
 SHARE = 0.25
-"""Of the members, those that are replaced after an evaluation, and those that they continue from (Jaderberg et al. use 0.2)."""
+"""Share of members that are replaced after an evaluation, and of those from which they continue (Jaderberg et al. use 0.2)."""
 
 
 class MemberTrainable(tune.Trainable):
-    """Trains a member in processes of their own: a step lasts until the next evaluation, after which the run is saved and stopped."""
+    """Train a member in separate processes: a step lasts until the next evaluation, after which the run is saved and stopped."""
 
     def setup(  # type: ignore[override]  # Ray Tune passes what `with_parameters` adds
         self, config: dict[str, Any], train: Train, plan_member: PlanMember, runs: Path, where: str
     ) -> None:
-        """Take a member; `runs` is the folder of all runs, and `where` the one in which relative paths begin."""
+        """Take a member; `runs` is the folder of all runs, and `where` the working directory, to which paths are relative."""
         os.chdir(where)
         self.train_run, self.plan_member, self.runs = train, plan_member, runs
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another member, as starting an actor takes longer than a short run."""
+        """Take another member in the same actor: starting an actor takes longer than a short run."""
         self.member, self.values = new_config["member"], new_config["values"]
         return True
 
     def step(self) -> dict[str, Any]:
-        """Train until the next evaluation; return it with how the process ended."""
+        """Train until the next evaluation; return the evaluation, and how the process ended."""
         process = RunProcess(self.train_run, self.plan_member(self.member, self.values))
         found, message = Message("stopped"), Message("begins")
         try:
@@ -67,16 +67,16 @@ class MemberTrainable(tune.Trainable):
         return {**vars(found), "end": message.kind, "text": message.text, "member": self.member, "done": done}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Copy the run as its process left it."""
+        """Copy the files of the run as its process left them."""
         save_run(self.runs / member_name(self.member), Path(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from that copy, which may be of another member."""
+        """Continue from a copy, which may belong to another member."""
         restore_run(Path(checkpoint), self.runs / member_name(self.member))
 
 
 class Scheduler(PopulationBasedTraining):
-    """Ray Tune's scheduler for a `Population`, which it tells of members that continue from others.
+    """Ray Tune's scheduler for a `Population`, which it notifies of members that continue from others.
 
     All members wait for each other after each evaluation, so that they are compared at the same count, however many run at a time.
     """
@@ -100,18 +100,18 @@ class Scheduler(PopulationBasedTraining):
         return {"member": member, "values": self.population.replace(member, trial_to_clone.config["member"], config["values"])}, operations
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Compare a member with the others; one whose evaluation is NaN is the worst, as Ray Tune would never replace it."""
+        """Compare a member with the others; one whose evaluation is NaN counts as the worst, because Ray Tune would never replace it."""
         if not math.isfinite(result["value"]):
             result = result | {"value": -math.inf if self.population.objective.mode == "max" else math.inf}
         return super().on_trial_result(tune_controller, trial, result)
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Let the others go on if they were waiting for a member that has ended."""
+        """Let the others continue if they were waiting for a member that has ended."""
         super().on_trial_complete(tune_controller, trial, result)
         self._go_on(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """Let the others go on if they were waiting for a member that Ray could not train."""
+        """Let the others continue if they were waiting for a member that Ray could not train."""
         super().on_trial_error(tune_controller, trial)
         self._go_on(tune_controller, trial)
 
@@ -123,7 +123,7 @@ class Scheduler(PopulationBasedTraining):
 
 
 class RecordMembers(Stopper):
-    """Records the results of members in the population."""
+    """Record the results of members in the population."""
 
     def __init__(self, population: Population) -> None:
         self.population = population
@@ -143,14 +143,14 @@ class RecordMembers(Stopper):
 
 
 class RayPopulation:
-    """Trains a population on a Ray cluster. All machines see its folder and the configs under the same paths.
+    """Train a population on a Ray cluster. All machines must see its folder and the configs under the same paths.
 
     Args:
-        population: records what happens, on this machine alone.
+        population: records what happens, only on this machine.
         train: trains a run.
-        plan_member: returns the run of a member.
+        plan_member: plans the run of a member.
         jobs: how many members are trained at a time on this machine; a cluster trains as many as it has cores for.
-        address: of the cluster; None starts one on this machine.
+        address: address of the cluster; None starts one on this machine.
     """
 
     def __init__(self, population: Population, train: Train, plan_member: PlanMember, jobs: int, address: str | None) -> None:
@@ -164,7 +164,7 @@ class RayPopulation:
         join_cluster(ray, self.jobs, self.address, "--address")
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         population, storage = self.population, self.population.folder / "ray"
-        random.seed(population.seed)  # from which Ray Tune draws
+        random.seed(population.seed)  # Ray Tune draws from these generators
         np.random.seed(population.seed)
         try:
             parameters = {"train": self.train, "plan_member": self.plan_member, "runs": population.runs, "where": os.getcwd()}
@@ -195,16 +195,16 @@ class RayPopulation:
 
 
 MAX_CHOICES = 20
-"""Integers of a range that moves one by one."""
+"""Ranges of at most this many integers change to a neighboring integer."""
 
 
 def mutation(distribution: BaseDistribution) -> Any:
-    """Return what Ray Tune draws a setting from: neighbours of a choice or of a small integer, or a range."""
+    """Return what Ray Tune draws a setting from: a list, in which it moves to neighbors, for choices and short ranges; else a range."""
     each: Any = distribution
     if isinstance(each, CategoricalDistribution):
         return list(each.choices)
     if isinstance(each, IntDistribution) and each.high - each.low <= MAX_CHOICES:
-        return list(range(each.low, each.high + 1, each.step))  # of a range it takes 0.8 or 1.2 of the number, rounded down: 2 would stay 2
+        return list(range(each.low, each.high + 1, each.step))  # in a range it takes 0.8 or 1.2 times the number, rounded down: 2 stays 2
     if isinstance(each, IntDistribution):
         return tune.lograndint(each.low, each.high + 1) if each.log else tune.randint(each.low, each.high + 1)
     return tune.loguniform(each.low, each.high) if each.log else tune.uniform(each.low, each.high)

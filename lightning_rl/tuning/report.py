@@ -1,4 +1,4 @@
-"""What a study leaves: the best config, a table of its trials, and a picture."""
+"""Write the results of a study: the best config, a table of its trials, and a picture."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lightning_rl.tuning.search_space import shorten_path
 from lightning_rl.tuning.study import Study
 
 NEEDED_FOR_IMPORTANCES = 4
-"""Complete trials; of fewer no importance can be computed that means anything."""
+"""Complete trials; importances of fewer would be meaningless."""
 
 
 def write_trials(study: Study) -> Path:
-    """Write `trials.csv`: a row for each trial, with its value, the mean of all seeds if it was run again, that of each, and settings."""
+    """Write `trials.csv`: a row for each trial, with its value, the mean of all seeds if it was run again, each seed's, and settings."""
     file, confirmation, seeds = study.folder / "trials.csv", study.confirmation, study.settings.seeds
     again = {trial.number: confirmation.values(trial.number) for trial in confirmation.trials}
     paths = [each.path for each in study.space.dimensions]
@@ -50,12 +50,12 @@ def describe_best(study: Study, best: FrozenTrial) -> str:
 
 
 def write_best(folder: Path, line: str, config: dict[str, Any]) -> None:
-    """Write `best.yaml`: the config of the best trial, which `fit --config` takes, below a line that describes it."""
+    """Write `best.yaml`: the config of the best trial for `fit --config`, below a line that describes it."""
     write_text(folder / "best.yaml", f"# {line}\n{yaml.safe_dump(config, sort_keys=False)}")
 
 
 def draw_study(study: Study) -> tuple[Path, str]:
-    """Draw `study.png`, the values of the trials and the importances of the settings; return it, and what could not be drawn.
+    """Draw `study.png`, the values of the trials and the importances of the settings; return its path, and a remark if they are missing.
 
     Raises:
         SettingError: matplotlib is not installed.
@@ -105,7 +105,7 @@ def draw_history(study: Study, axes: Any) -> None:
 
 
 def find_importances(study: Study) -> tuple[dict[str, float], str]:
-    """Return the importance of each setting by PED-ANOVA (Watanabe et al. 2023), and why there is none."""
+    """Return the importance of each setting by PED-ANOVA (Watanabe et al. 2023), and the reason if there is none."""
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     if len(complete) < NEEDED_FOR_IMPORTANCES:
         return {}, f"importances need {NEEDED_FOR_IMPORTANCES} complete trials, and there are {len(complete)}"

@@ -1,4 +1,4 @@
-"""Which settings a study varies, and between which values: files in YAML, one packaged for each algorithm."""
+"""Search spaces: the settings that a study varies and their values, in YAML files; one is packaged for each algorithm."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FIXED = {
     "model.max_env_steps": "the length of the runs",
     "model.max_updates": "the length of the runs",
 }
-"""Settings that all trials share, since their values could not be compared otherwise."""
+"""Settings that all trials share, because their values could not be compared otherwise."""
 Value = Any
-"""What YAML holds: a number, a text, true, a list or a mapping."""
+"""A value in YAML: a number, a string, true, a list or a mapping."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Dimension:
 
     Args:
         path: the setting as an option of `fit`, such as `model.learning_rate`.
-        distribution: Optuna's. Lists and mappings among choices are their text, as studies store plain values only.
+        distribution: Optuna's distribution. Lists and mappings among choices are JSON texts, because studies store only plain values.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Dimension:
         return f"--{self.path}={value if isinstance(value, str) else json.dumps(value)}"
 
     def samples(self) -> list[Value]:
-        """Return values that tell whether all are permitted: each choice, or the ends of a range and one inside."""
+        """Return values with which to check the dimension: each choice, or the ends of a range and a value inside."""
         distribution: Any = self.distribution
         if isinstance(distribution, CategoricalDistribution):
             return list(distribution.choices)
@@ -66,7 +66,7 @@ class Dimension:
         return value if step is None else low + round((value - low) / step) * step
 
     def place_of(self, value: Value) -> float:
-        """Return a number that a picture can show: the place of a choice, or the value itself."""
+        """Return a number that a picture can show: the index of a choice, or the value itself."""
         distribution: Any = self.distribution
         return distribution.choices.index(value) if isinstance(distribution, CategoricalDistribution) else value
 
@@ -84,11 +84,11 @@ class SearchSpace:
         return {each.path: each.distribution for each in self.dimensions}
 
     def find_values(self, config: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Value]:
-        """Find the values of a config: one outside a range moves to the range's nearer end, one that is not among choices is left out.
+        """Find the values of a config: one outside a range moves to the nearer end, one that is not among the choices is left out.
 
         Args:
             config: the model's settings.
-            schedules: of the model; each counts with its first value.
+            schedules: the model's schedules; each counts with its first value.
         """
         found: dict[str, Value] = {}
         for each in self.dimensions:
@@ -97,7 +97,7 @@ class SearchSpace:
             value = as_choice(value)
             if isinstance(each.distribution, CategoricalDistribution):
                 if value in (choices := each.distribution.choices):
-                    found[each.path] = choices[choices.index(value)]  # of 1 and true the one that is listed
+                    found[each.path] = choices[choices.index(value)]  # 1 and true are equal: take the listed one
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 found[each.path] = each.clip(value)
         return found
@@ -112,7 +112,7 @@ class SearchSpace:
 
 
 def find_setting(config: Mapping[str, Any], path: str) -> Value:
-    """Return the setting of a dotted path, below a class among its arguments; None if a part of it is not set."""
+    """Return the setting at a dotted path, which leads into the `init_args` of a class; None if a part of it is not set."""
     value: Any = config
     for part in path.split("."):
         if isinstance(value, Mapping) and part not in value:
@@ -132,7 +132,7 @@ def as_text(value: Value) -> str:
 
 
 def find_space(name: str | None, algorithm: type) -> Path:
-    """Return the file of that name, or the packaged one of an algorithm or the nearest of its parents.
+    """Return the file of that name; default: the packaged one of an algorithm or of its nearest parent class.
 
     Raises:
         SettingError: there is no such file, or no packaged one.
@@ -158,7 +158,7 @@ def read_space(path: Path) -> SearchSpace:
 
 
 def read_distribution(name: str, key: object, setting: object) -> BaseDistribution:
-    """Return the distribution of a setting; `name` begins errors."""
+    """Return the distribution of a setting; error messages begin with `name`."""
     if not isinstance(key, str) or not key.startswith("model."):
         raise SettingError(f"{name} is not a setting of an algorithm: write its path, such as model.learning_rate")
     if key in FIXED:
@@ -177,7 +177,7 @@ def read_choices(name: str, choices: object) -> CategoricalDistribution:
         raise SettingError(f"{name}.choices must be a list of values, got {choices!r}")
     for each in choices:
         if each is not None and not isinstance(each, bool | int | float | str | list | dict):
-            raise SettingError(f"{name}.choices: {each} is neither a number, a text, true, false, null, a list nor a mapping")
+            raise SettingError(f"{name}.choices: {each} is neither a number, a string, true, false, null, a list nor a mapping")
     texts = [json.dumps(each, default=str) for each in choices]
     twice = next((text for text in texts if texts.count(text) > 1), None)
     if twice is not None:
@@ -186,12 +186,12 @@ def read_choices(name: str, choices: object) -> CategoricalDistribution:
 
 
 def as_choice(value: Value) -> Any:
-    """Return a value as studies store it: lists and mappings as their text, whose keys are in order."""
+    """Return a value as studies store it: lists and mappings as JSON text with sorted keys."""
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
 def read_range(name: str, setting: Plain) -> FloatDistribution | IntDistribution:
-    """Return the distribution of a range; of integers if both ends and the step are."""
+    """Return the distribution of a range; of integers if both ends and the step are integers."""
     for end in ("low", "high"):
         if end not in setting:
             raise SettingError(f"{name}.{end} is missing: a range needs low and high, a list of values choices")

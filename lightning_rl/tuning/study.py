@@ -1,4 +1,4 @@
-"""A study: draw the settings of trials, record their evaluations, decide which to prune, in a file that survives being killed."""
+"""A study: draw the settings of trials, record their evaluations and decide which to prune; its file survives a kill."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from lightning_rl.tuning.search_space import SearchSpace, as_text
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "hyperband", "none")
 WARM_UP = 0.2
-"""The part of each seed's run in which the median pruner leaves it alone."""
+"""Share of each seed's run, at its beginning, in which the median pruner does not prune."""
 CHANGEABLE = ("trials", "jobs", "confirm", "confirm_seeds")
-"""Settings that a study that goes on may change."""
+"""Settings that may change when a study is resumed."""
 STUDY = "study"
-"""Its name in its file, in which there is no other."""
+"""Name of the study in its file, which has no other."""
 
 
 @dataclass(frozen=True)
 class StudySettings:
-    """How many trials, and how they are drawn.
+    """The number of trials, and how they are drawn.
 
     Args:
-        trials: how many, finished and failed ones together.
-        jobs: how many run at a time.
+        trials: number of trials, including failed ones.
+        jobs: number of runs at a time.
         seeds: runs of a trial, with the seeds 1, 2, …
-        sampler: `tpe` begins with the config's own values and draws near what was good, `random` anywhere.
+        sampler: `tpe` begins with the config's own values and draws near good ones, `random` draws anywhere.
         pruner: `median` ends a trial that is worse than half of the others were, `hyperband` gives few of them the whole length.
-        startup_trials: trials before `tpe` uses earlier results; as many must be complete before any is pruned.
+        startup_trials: trials before `tpe` uses earlier results; the same number must be complete before any is pruned.
         confirm: how many of the best trials are run again when all have ended; 0: none.
         confirm_seeds: new runs of each of those, with the seeds after those of a trial.
-        seed: of the draws.
+        seed: seed with which settings are drawn.
     """
 
     trials: int = 20
@@ -70,14 +70,14 @@ class StudySettings:
         check_choice("--pruner", self.pruner, PRUNERS)
 
     def make_sampler(self, number: int) -> BaseSampler:
-        """Return the sampler of a trial. Its seed depends on the trial alone, so that a study may be interrupted anywhere."""
+        """Return the sampler of a trial. Its seed depends only on the trial, so that a study may be interrupted anywhere."""
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
         if self.sampler == "random":
             return RandomSampler(seed=seed)
         return TPESampler(seed=seed, n_startup_trials=self.startup_trials, multivariate=True, constant_liar=True)
 
     def make_pruner(self, evaluations: int) -> BasePruner:
-        """Return the pruner for runs of so many evaluations."""
+        """Return the pruner for runs with this number of evaluations."""
         if self.pruner == "median":
             return MedianPruner(n_startup_trials=self.startup_trials)
         if self.pruner == "hyperband":
@@ -97,12 +97,12 @@ class Study:
     """Trials in a folder, recorded in its file `study.db`.
 
     Args:
-        folder: of the study and its runs.
-        space: what varies.
-        settings: how many trials, and how they are drawn.
-        objective: what is looked for.
-        config: the settings that all trials share; a study that goes on must have the same.
-        first_values: of the first trial of `tpe`, see `SearchSpace.find_values`; what is not in them is drawn.
+        folder: folder of the study and its runs.
+        space: the settings that vary.
+        settings: the number of trials, and how they are drawn.
+        objective: what the study optimizes.
+        config: the settings that all trials share; a resumed study must have the same.
+        first_values: values of the first trial of `tpe`, see `SearchSpace.find_values`; missing ones are drawn.
         say: prints a line.
 
     Raises:
@@ -141,7 +141,7 @@ class Study:
         seeds = range(settings.seeds, settings.seeds + settings.confirm_seeds)
         self.confirmation = Confirmation(self.study, objective, settings.confirm, seeds)
         self.waiting = [trial.number for trial in self.trials if trial.state == TrialState.RUNNING]
-        """Trials with a run to start: those that a killed study was running, and those that have more seeds."""
+        """Trials with a run to start: those that a killed study was running, and those with further seeds."""
 
     def _check_definition(self, config: Mapping[str, Any]) -> None:
         own = {name: value for name, value in vars(self.settings).items() if name not in CHANGEABLE}
@@ -156,14 +156,14 @@ class Study:
 
     @contextmanager
     def open(self, on_trial_end: Callable[[], None]) -> Iterator[None]:
-        """Keep other processes out of the study while its trials run. Raises `SettingError`: there is one."""
+        """Lock the study against other processes while its trials run. Raises `SettingError`: another process has the lock."""
         self.on_trial_end = on_trial_end
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.folder))
             except SettingError as error:
                 raise SettingError(
-                    f"another process works on the study in {self.folder}: wait for its end, or name another --out"
+                    f"another process works on the study in {self.folder}: wait until it ends, or name another --out"
                 ) from error
             if self.trials:
                 left = len(self.waiting)
@@ -177,13 +177,13 @@ class Study:
 
     @property
     def best(self) -> FrozenTrial | None:
-        """Return the best complete trial that no new seed has failed; None if there is none."""
+        """Return the best complete trial without a failed new run; None if there is none."""
         complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         sound = [trial for trial in complete if not self.confirmation.error(trial.number)]
         return self.confirmation.best or max(sound, key=lambda trial: self.objective.rank(trial.value or 0.0), default=None)
 
     def describe_value(self, trial: FrozenTrial) -> str:
-        """Describe the value of a complete trial, and of how many seeds it is the mean."""
+        """Describe the value of a complete trial, and the number of seeds over which it is the mean."""
         mean = self.confirmation.mean(trial) if trial in self.confirmation.trials else math.nan
         if math.isnan(mean):
             return as_text(trial.value)
@@ -191,12 +191,12 @@ class Study:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no run is left."""
+        """Return whether no run is left to train."""
         whole = len(self.trials) >= self.settings.trials and all(trial.state.is_finished() for trial in self.trials)
         return whole and all(map(self.confirmation.is_over, self.confirmation.runs))
 
     def draw(self) -> dict[str, Any]:
-        """Draw the values of the next trial, in a copy of the study in memory: what is drawn then enters the file in one piece."""
+        """Draw the values of the next trial in an in-memory copy of the study, so that they enter the file all together."""
         trials = self.trials
         copy = optuna.create_study(
             study_name=STUDY, direction=self.study.direction, sampler=self.settings.make_sampler(len(trials)), pruner=self.study.pruner
@@ -207,13 +207,13 @@ class Study:
         return copy.ask(self.space.distributions).params
 
     def next_run(self) -> StudyRun | None:
-        """Return a run to start: of a trial that waits, of a new one or, when all have ended, of one of the best; None if there is none."""
+        """Return a run to start: of a waiting trial, of a new one or, when all have ended, of one of the best; None if there is none."""
         while self.waiting:
             number = self.waiting.pop(0)
             ended = self.trials[number].user_attrs.get("ended_runs", 0)
             if ended < self.settings.seeds:
                 return StudyRun(number, ended)
-            self._complete(number)  # the study was killed before it could
+            self._complete(number)  # the study was killed before this
         trials = self.trials
         if len(trials) < self.settings.trials:
             self.study.add_trial(create_trial(state=TrialState.RUNNING, params=self.draw(), distributions=self.space.distributions))
@@ -233,7 +233,7 @@ class Study:
         return run
 
     def record(self, run: StudyRun, message: Message) -> bool:
-        """Record an evaluation, unless a run repeats it after it was interrupted; return whether it pruned the trial."""
+        """Record an evaluation, unless an interrupted run only repeats it; return whether it prunes the trial."""
         if run.seed in self.confirmation.seeds:
             self.confirmation.record(run, message)
             return False
@@ -253,27 +253,27 @@ class Study:
         is_last = message.final and seed + 1 == self.settings.seeds
         if step < max(known, default=0) or is_last or not self._must_prune(run, step):
             return False
-        self._end(number, TrialState.PRUNED)  # now: a study that is killed later must not train it further
+        self._end(number, TrialState.PRUNED)  # now, so that a study that is killed and resumed does not train it further
         return True
 
     def _must_prune(self, run: StudyRun, newest: int) -> bool:
-        """Ask the pruner about a trial by its steps in one seed: the best of the seeds before, whose runs have ended, would save it."""
+        """Ask the pruner about a trial, with its steps in one seed only: the best value of earlier seeds would protect it."""
         trial, first = copy(self.trials[run.number]), self.objective.step(run.seed, 0)
         if self.settings.pruner == "median" and newest - first < math.ceil(WARM_UP * self.objective.evaluations):
-            return False  # the pruner's own warm-up would be that of the first seed alone
+            return False  # the pruner's own warm-up would apply only to the first seed
         trial.intermediate_values = {step: value for step, value in trial.intermediate_values.items() if step >= first}
         with catch_warnings():
-            simplefilter("ignore", RuntimeWarning)  # of numpy, where all values are NaN
+            simplefilter("ignore", RuntimeWarning)  # from numpy, if all values are NaN
             return self.study.pruner.prune(self.study, trial)
 
     def is_over(self, run: StudyRun) -> bool:
-        """Return whether nothing more can be recorded of a run: its trial was pruned or failed, or it has ended."""
+        """Return whether nothing more can be recorded for a run: its trial was pruned or failed, or the run has ended."""
         if run.seed in self.confirmation.seeds:
             return self.confirmation.is_over(run)
         return self.trials[run.number].state.is_finished()
 
     def end_run(self, run: StudyRun) -> None:
-        """Record that a run has ended: the trial's next one waits, or the trial is complete."""
+        """Record that a run has ended: the next run of its trial waits, or the trial is complete."""
         if run.seed in self.confirmation.seeds:
             self.confirmation.end_run(run)
             self._end_confirmation(run)
@@ -285,7 +285,7 @@ class Study:
             self._complete(run.number)
 
     def fail(self, run: StudyRun, error: str) -> None:
-        """Record that a run, and with it its trial, has failed."""
+        """Record that a run, and thus its trial, has failed."""
         if run.seed in self.confirmation.seeds:
             self.confirmation.fail(run, error)
             self._end_confirmation(run)
@@ -297,16 +297,16 @@ class Study:
         self._end(number, TrialState.FAIL)
 
     def add_seconds(self, run: StudyRun, seconds: float) -> None:
-        """Add to the time that a trial has taken, without the new runs of the best."""
+        """Add to the time of a trial, which does not include the new runs of the best trials."""
         if run.seed not in self.confirmation.seeds:
             trial = self._find(run.number)
             trial.set_user_attr("seconds", round(trial.user_attrs.get("seconds", 0.0) + seconds, 3))
 
     def _find(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self.study, self.trials[number]._trial_id)  # Optuna has no other way to a trial of a killed program
+        return optuna.Trial(self.study, self.trials[number]._trial_id)  # Optuna has no other access to a trial of a killed program
 
     def _complete(self, number: int) -> None:
-        """Record the value of a trial all of whose runs have ended."""
+        """Record the value of a trial when all of its runs have ended."""
         runs = self.trials[number].user_attrs.get("evaluations", [])
         values = [self.objective.best([value for _, value in run]) for run in runs]
         if len(values) < self.settings.seeds or not all(map(math.isfinite, values)):
@@ -320,7 +320,7 @@ class Study:
         self.on_trial_end()
 
     def _end_confirmation(self, run: StudyRun) -> None:
-        """Say what the new runs of a trial have found, once all of them have ended."""
+        """Print the results of the new runs of a trial when all of them have ended."""
         if all(self.confirmation.is_over(StudyRun(run.number, seed)) for seed in self.confirmation.seeds):
             trial, error = self.trials[run.number], self.confirmation.error(run.number)
             values = ", ".join(map(as_text, self.confirmation.values(run.number)))
