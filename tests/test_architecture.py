@@ -146,7 +146,7 @@ def test_only_spaces_and_distributions_ask_what_class_a_space_has():
     assert {name: classes for name, classes in found.items() if classes} == {}
 
 
-def test_an_algorithm_has_one_parent_beside_groups_of_settings_and_knows_no_sibling():
+def test_an_algorithm_has_one_parent_besides_groups_of_settings_and_does_not_import_siblings():
     for name, bases in algorithms().items():
         assert [parent for parent in bases if not parent.endswith("Fields")] == ["Algorithm"], name
         known = {

@@ -241,7 +241,7 @@ def test_the_last_good_observation_and_reward_0_stand_in():
 @pytest.mark.variants
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 @pytest.mark.parametrize("algorithm, on_nan", each_goes_on_once_and_some_in_both_ways())
-def test_a_run_goes_on_after_a_bad_update_and_tells_it_once(algorithm, kind, on_nan, capsys):
+def test_a_run_continues_after_a_bad_update_and_reports_it_once(algorithm, kind, on_nan, capsys):
     rows, settings = Rows(), {"on_nan": on_nan, "log_interval": 1}
     env = two("none", 0.0, 0, action=ACTION[algorithm])
     model = build(bad_losses(algorithm, math.inf, 2, 3), env, **settings) if kind == "loss" else build(algorithm, env, **settings)

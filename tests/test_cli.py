@@ -355,7 +355,7 @@ def test_evaluate_prints_the_share_of_successes_where_the_environment_reports_it
     assert "success 66.7%" in fit(command).splitlines()
 
 
-def test_a_run_that_is_not_there_is_told_with_those_that_are(fit, folder, capfd):
+def test_an_unknown_run_is_reported_with_the_existing_ones(fit, folder, capfd):
     fit(CARTPOLE)
     status, out, err = run(f"evaluate --ckpt_path {RUN}9", capfd)
     assert (status, out) == (2, "") and err.count("\n") == 1

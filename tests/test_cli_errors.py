@@ -620,7 +620,7 @@ def test_what_own_code_refuses_is_one_line_with_its_place(own, capfd):
     assert again.endswith("error: two is refused (own.py:40)\n")
 
 
-def test_an_own_module_that_cannot_be_imported_is_told_with_the_line(folder, capfd):
+def test_a_user_module_that_cannot_be_imported_is_reported_with_the_line(folder, capfd):
     (folder / "broken.py").write_text("x = 1\ny = nope\n")
     told = "NameError: name 'nope' is not defined (broken.py:2)"
     assert run("fit --import broken --model PPO --model.env.id CartPole-v1", capfd)[2] == f"error: --import broken: {told}\n"
@@ -636,13 +636,13 @@ def test_the_range_of_a_setting_of_an_own_init_is_checked(own, capfd):
     assert run(own("WithInit") + "--model.atoms 0", capfd)[2].endswith("error: model.atoms must be >= 1, got 0\n")
 
 
-def test_an_unknown_class_of_an_own_module_is_told_with_its_algorithms(own, capfd):
+def test_an_unknown_class_of_a_user_module_is_reported_with_its_algorithms(own, capfd):
     names = "PPO, Mistaken, Refusing, Undecorated, WithInit"
     told = run(own("X"), capfd)[2]
     assert told == f"error: model 'own.X': there is no X in own; choose from {', '.join(sorted(names.split(', ')))}\n"
 
 
-def test_a_file_of_the_zoo_given_to_fit_is_told_with_the_command_that_converts_it(folder, capfd):
+def test_a_zoo_file_given_to_fit_is_reported_with_the_command_that_converts_it(folder, capfd):
     (folder / "ppo.yml").write_text("CartPole-v1: {n_envs: 8, n_timesteps: 1e5, policy: MlpPolicy}")
     status, _, err = run("fit --config ppo.yml", capfd)
     told = "is of rl-baselines3-zoo; convert it: lightning-rl import-zoo ppo.yml CartPole-v1 > mine.yaml"

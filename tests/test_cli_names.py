@@ -72,7 +72,7 @@ def test_help_needs_no_torch(arguments):
         ("tune --config ppo/cartpole --model.n_step 3", "did you mean n_steps?"),
     ],
 )
-def test_a_wrong_option_is_told_without_torch(arguments, told):
+def test_a_wrong_option_is_reported_without_loading_torch(arguments, told):
     done = subprocess.run([sys.executable, "-c", PROBE, *arguments.split()], capture_output=True, text=True)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 

@@ -93,20 +93,20 @@ def test_a_name_in_another_case_or_with_two_letters_swapped_is_recognized(name, 
     assert closest_of(name, names) == meant
 
 
-def test_a_mapping_without_what_it_needs_is_told():
+def test_a_mapping_without_a_required_setting_is_reported():
     with pytest.raises(SettingError, match=r"^env\.id is missing$"):
         as_settings("env", EnvConfig, {"kwargs": {}})
 
 
 @pytest.mark.variants
 @pytest.mark.parametrize("out", ["file", "file/study"])
-def test_a_study_that_has_no_folder_to_write_to_is_told(out, folder, capfd):
+def test_a_study_without_a_writable_folder_is_reported(out, folder, capfd):
     (folder / "file").write_text("")
     status, _, err = run(f"tune --config ppo/cartpole --trials 1 --out {out}", capfd)
     assert (status, err.count("\n")) == (2, 1) and f"--out {out}: " in err and "name a folder to write to" in err
 
 
-def test_a_study_whose_storage_is_no_database_is_told(folder, capfd):
+def test_a_study_whose_storage_is_not_a_database_is_reported(folder, capfd):
     (folder / "study").mkdir()
     (folder / "study" / "study.db").write_text("no database at all, only some text that is long enough for a header of SQLite")
     status, _, err = run("tune --config ppo/cartpole --trials 1 --out study", capfd)
@@ -117,6 +117,6 @@ def test_a_study_whose_storage_is_no_database_is_told(folder, capfd):
 
 
 @pytest.mark.parametrize("words", ['evaluate --ckpt_path x ""', f"fit --config {'a' * 300}", f"evaluate --ckpt_path {'a' * 300}"])
-def test_an_empty_word_and_a_name_that_no_file_can_have_are_told(words, folder, capfd):
+def test_empty_values_and_impossible_file_names_are_reported(words, folder, capfd):
     status, _, err = run(words, capfd)
     assert (status, err.count("\n")) == (2, 1) and err.startswith("error: ")

@@ -44,7 +44,7 @@ def test_weights_that_could_not_be_saved_as_the_best_are_not_taken_for_it(tmp_pa
     assert torch.load(best.path, weights_only=True)["lightning_rl"]["env_steps"] == 64
 
 
-def test_a_run_that_refuses_to_go_on_with_other_settings_goes_on_with_its_own(tmp_path):
+def test_a_run_that_cannot_be_resumed_with_other_settings_can_be_resumed_with_its_own(tmp_path):
     def go(steps, **self_play):
         past = {"save_steps": 10, **self_play}
         model = SMALL(TIC_TAC_TOE, max_env_steps=steps, self_play=past)
@@ -60,7 +60,7 @@ def test_a_run_that_refuses_to_go_on_with_other_settings_goes_on_with_its_own(tm
     assert go(160).env_steps == 160 and config.read_bytes() != before
 
 
-def test_a_copy_that_somebody_renamed_stays_and_is_in_nobodys_way(tmp_path):
+def test_a_renamed_copy_is_kept_and_does_not_interfere(tmp_path):
     checkpoints = tmp_path / "PPO/CartPole-v1/a/checkpoints"
 
     def go(steps, ckpt_path=None):

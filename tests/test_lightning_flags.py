@@ -109,7 +109,7 @@ def test_what_lightning_and_a_subclass_log_stands_over_environment_steps(tmp_pat
     assert steps["lr-FlatAdam"] == [0, 17, 33, 49, 65, 81]  # where an iteration begins
 
 
-def test_lightnings_command_line_keeps_its_config_beside_that_of_the_run(tmp_path):
+def test_lightnings_command_line_keeps_its_config_next_to_that_of_the_run(tmp_path):
     options = "--model.env.id CartPole-v1 --model.max_env_steps 64 --model.n_steps 8 --model.batch_size 64 --trainer.accelerator cpu"
     options += f" --trainer.default_root_dir {tmp_path} --trainer.enable_progress_bar false --trainer.run_name one"
     for more in ("", " --trainer.max_epochs -1 --model.max_env_steps 128 --ckpt_path last"):

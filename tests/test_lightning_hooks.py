@@ -205,7 +205,7 @@ def test_a_hook_that_skips_all_batches_ends_the_run():
     assert fit(model).global_step == 2
 
 
-def test_a_train_dataloader_of_ones_own_is_refused_in_one_line(tmp_path):
+def test_a_user_defined_train_dataloader_is_refused_in_one_line(tmp_path):
     class Loads(PPO):
         def train_dataloader(self):
             return DataLoader([1, 2])

@@ -257,7 +257,7 @@ def test_early_stopping_goes_on_counting_where_its_checkpoint_was_saved(kind, tm
     assert (model.env_steps, again.wait_count, again.best_score) == (64, 3, 3)  # the first evaluation is the third without a better one
 
 
-def test_a_verbose_one_tells_what_improved_and_why_it_stops(tmp_path, caplog):
+def test_a_verbose_early_stopping_prints_what_improved_and_why_it_stops(tmp_path, caplog):
     stop = EarlyStopping("eval/mean_reward", mode="max", patience=1, verbose=True)
     trainer_of(Trainer, tmp_path, [1, 3, 2], stop, enable_checkpointing=False).fit(tiny(PPO))
     lines = [record.getMessage() for record in caplog.records if record.name.endswith("early_stopping")]

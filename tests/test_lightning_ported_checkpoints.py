@@ -140,7 +140,7 @@ def test_every_n_train_steps_counts_iterations(kind, every, kept, tmp_path, recw
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_n_train_steps_judges_by_the_evaluation_of_its_iteration(kind, tmp_path):
+def test_every_n_train_steps_compares_by_the_evaluation_of_its_iteration(kind, tmp_path):
     saver = saver_in(tmp_path, every_n_train_steps=2, save_top_k=2)  # of 1, 6 and 3
     trainer_of(kind, tmp_path, RETURNS, saver).fit(tiny(PPO))
     assert files(tmp_path) == steps(4, 6) and saver.best_model_score == 6

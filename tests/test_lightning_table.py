@@ -43,7 +43,7 @@ def trials():
 @pytest.mark.variants("PPO-callback")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("row", "algorithm"), trials())
-def test_what_the_page_says_of_lightnings_parts_is_so(row, algorithm, expected, tmp_path):
+def test_the_table_of_lightnings_parts_in_the_docs_is_true(row, algorithm, expected, tmp_path):
     model = tiny(algorithm)
     defaults = {name: value for name, value in QUIET.items() if name not in ("logger", "enable_progress_bar") or row.name != "barebones"}
     arguments = lambda: {"default_root_dir": tmp_path, **defaults, **row.flags(tmp_path)}  # noqa: E731  # some are refused when made

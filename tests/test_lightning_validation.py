@@ -65,7 +65,7 @@ def mean_return(trainer):
 
 
 @pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
-def test_callbacks_and_hooks_hear_each_evaluation_and_know_its_metrics_at_the_end(kind, tmp_path):
+def test_callbacks_and_hooks_are_called_for_each_evaluation_and_get_its_metrics_at_the_end(kind, tmp_path):
     of_module = []
 
     class Mine(PPO):
@@ -105,7 +105,7 @@ def test_model_checkpoint_saves_by_evaluations(tmp_path):
     assert PPO.load_from_checkpoint(saver.best_model_path).env_steps in range(16, 97, 16)
 
 
-def test_the_weights_that_were_judged_are_those_of_the_best_checkpoint(tmp_path):
+def test_the_evaluated_weights_are_those_of_the_best_checkpoint(tmp_path):
     judged = []
 
     class Watched(RolloutEvaluator):
@@ -232,7 +232,7 @@ def test_our_checkpoint_callbacks_save_in_lightnings_own_trainer(tmp_path):
     assert load_policy(trainer.checkpoint_callback.last_model_path).act(model.spaces.observation.sample())[0] in (0, 1, 2)
 
 
-def test_loggers_are_told_of_each_checkpoint(tmp_path):
+def test_loggers_are_notified_of_each_checkpoint(tmp_path):
     uploads = Uploads()
     trainer = trainer_of(tmp_path, logger=uploads)
     trainer.fit(tiny(PPO))

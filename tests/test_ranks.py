@@ -265,7 +265,7 @@ lrl.Trainer(devices=2, accelerator="cpu", strategy="ddp_spawn").fit(lrl.PPO("Car
 
 
 @pytest.mark.slow
-def test_a_script_that_spawns_ranks_as_it_is_imported_is_told_what_to_guard(tmp_path):
+def test_a_script_that_spawns_ranks_on_import_gets_an_error_that_names_the_main_guard(tmp_path):
     (tmp_path / "script.py").write_text(UNGUARDED)
     script = Apart("script.py", tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
     _, err = script.communicate(timeout=120)
@@ -303,7 +303,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
-def test_processes_that_python_starts_hear_its_signal_and_their_run_comes_back(strategy, tmp_path):
+def test_spawned_processes_receive_the_signal_and_their_run_is_returned(strategy, tmp_path):
     (tmp_path / "script.py").write_text(SPAWN)
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, "script.py", strategy], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)

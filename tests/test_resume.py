@@ -458,7 +458,7 @@ def test_a_buffer_that_shall_not_be_saved_is_not_and_fills_again(tmp_path, capsy
     assert len(model.state_dict()) and model.env_steps == STEPS
 
 
-def test_a_best_checkpoint_that_goes_on_says_that_it_holds_no_replay_buffer(tmp_path, capsys):
+def test_a_run_resumed_from_best_ckpt_reports_that_it_has_no_replay_buffer(tmp_path, capsys):
     config = {"id": "Pendulum-v1"}
     _, folder = run(tmp_path, SAC, config, {}, stop=StopAt(6))
     capsys.readouterr()

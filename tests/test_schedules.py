@@ -91,7 +91,7 @@ def test_a_function_that_is_no_schedule_is_refused_in_one_line(function, says):
     "function, says",
     [(lambda p: 0.25 if p < 0.505 else -0.25, "must be >= 0, got -0.25"), (lambda p: 1.0 if p < 0.505 else float("nan"), "got nan")],
 )
-def test_a_function_that_returns_what_the_setting_does_not_take_is_told_where(function, says):
+def test_a_function_that_returns_an_invalid_value_is_reported_with_its_place(function, says):
     with pytest.raises(SettingError) as error:
         make_schedule("learning_rate", function)
     assert str(error.value).startswith("learning_rate at progress 0.51 must be >= 0") and str(error.value).endswith(says)

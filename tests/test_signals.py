@@ -142,7 +142,7 @@ def test_a_run_whose_terminal_is_closed_is_saved(folder):
     assert saved["lightning_rl"]["env_steps"] == 48
 
 
-def test_a_run_that_is_to_outlive_its_terminal_does_not_hear_of_its_end(folder):
+def test_a_run_under_nohup_ignores_the_end_of_its_terminal(folder):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with (stop := StopOnSignal()).listening(ignore):
@@ -180,7 +180,7 @@ def test_ctrl_c_while_the_program_is_loaded_ends_it_with_its_status_and_without_
         ("python -m mine.train -m lightning_rl", False),  # whose package imports ours
     ],
 )
-def test_ctrl_c_ends_only_our_own_program_at_once(monkeypatch, command, ends):
+def test_ctrl_c_ends_only_our_own_program_immediately(monkeypatch, command, ends):
     words = command.split()
     first = next(place for place, word in enumerate(words) if word.startswith("-m"))
     monkeypatch.setattr(sys, "orig_argv", words)

@@ -174,7 +174,7 @@ def test_the_ratio_is_one_before_the_first_step(autoreset, memory, action):
         (CrossQ, {"sde_sample_freq": 5}, 5),
     ],
 )
-def test_functions_are_drawn_for_a_rollout_or_the_steps_between_updates_unless_told_otherwise(algorithm, settings, steps, monkeypatch):
+def test_functions_are_drawn_by_default_for_a_rollout_or_the_steps_between_updates(algorithm, settings, steps, monkeypatch):
     seen = []
     step = Exploration.step
 
@@ -223,7 +223,7 @@ def test_exploration_is_smooth_while_a_state_stays_and_its_mean_acts_when_asked(
 @pytest.mark.variants
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize(("algorithm", "action"), [(PPO, "box"), (SAC, "hybrid")])
-def test_a_file_does_what_the_policy_does(algorithm, action, format, tmp_path):
+def test_an_exported_file_does_the_same_as_the_policy(algorithm, action, format, tmp_path):
     model = tiny(algorithm, "tests.environments:Anything-v0", env={"kwargs": {"action": action}}, use_sde=True, max_env_steps=32)
     path = export_policy(save(model, tmp_path / "a.ckpt"), format=format)
     difference, others = play_both(tmp_path / "a.ckpt", path, rows=20, steps=10)

@@ -149,7 +149,7 @@ def test_a_runs_folder_continues_from_its_last_checkpoint_in_a_new_folder(fit):
     assert (trainer.run_folder.name, trainer.global_step) == ("version_1", 8)
 
 
-def test_two_runs_of_a_program_that_nobody_seeded_differ_and_a_seed_of_torch_repeats_one(folder, monkeypatch):
+def test_two_runs_of_an_unseeded_program_differ_and_a_seed_of_torch_repeats_one(folder, monkeypatch):
     monkeypatch.setattr(state, "last_drawn_seed", torch.initial_seed())  # as in a new program
 
     def learn(seed=None):
@@ -196,7 +196,7 @@ def test_the_seed_of_a_run_is_that_of_its_model_also_where_the_trainer_was_made_
     assert yaml.safe_load((trainer.run_folder / "config.yaml").read_text())["seed_everything"] == 7
 
 
-def test_a_config_that_lies_above_a_foreign_checkpoint_is_not_that_of_its_run(tmp_path):
+def test_a_config_above_a_foreign_checkpoint_does_not_belong_to_its_run(tmp_path):
     (tmp_path / "config.yaml").write_text("seed_everything: 77")
     assert read_seed(tmp_path / "copied" / "last.ckpt", 1) == 1
     (tmp_path / "config.yaml").write_bytes(b"\xff\xfe\x00")
@@ -558,12 +558,12 @@ def test_a_logger_whose_disk_is_full_is_reported_in_one_line(fit, folder, capfd)
 
 
 @pytest.mark.parametrize("name", ["default_root_dir", "run_name"])
-def test_a_folder_that_is_a_number_is_told(name):
+def test_a_folder_that_is_a_number_is_reported(name):
     with pytest.raises(SettingError, match=f"trainer.{name}.* 5|trainer.{name} '5' is not a valid path"):
         Trainer(**{name: 5})
 
 
 @pytest.mark.parametrize("logger", ["wandb", 5, ["wandb"]])
-def test_what_is_no_logger_is_told(logger):
+def test_an_invalid_logger_is_reported(logger):
     with pytest.raises(SettingError, match=r"^trainer\.logger: ('wandb'|5) is not a logger"):
         Trainer(logger=logger)

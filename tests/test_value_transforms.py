@@ -135,7 +135,7 @@ def histogram(places, size):
         (4.0, 0, {4: 1}),
     ],
 )
-def test_a_number_lies_on_its_two_neighbours(x, low, places):
+def test_a_number_is_split_between_its_two_neighbors(x, low, places):
     probs = scalar_to_support(torch.tensor(x), low, 10)
     assert probs.tolist() == pytest.approx(histogram(places, 11 - low), abs=1e-6)
 

@@ -412,7 +412,7 @@ def test_the_entropy_that_a_temperature_aims_at_can_be_had():
 
 
 @pytest.mark.parametrize("algorithm, way", [(PPO, "key"), (DQN, "key"), (SAC, "info")])
-def test_a_policy_from_a_file_takes_the_mask_from_the_observation_or_beside_it(algorithm, way, tmp_path):
+def test_a_policy_from_a_file_takes_the_mask_from_the_observation_or_as_an_argument(algorithm, way, tmp_path):
     model = tiny_choosy(algorithm, choosy("discrete", way))
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
     loaded = algorithm.load_from_checkpoint(tmp_path / "a.ckpt")

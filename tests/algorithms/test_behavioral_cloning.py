@@ -259,7 +259,7 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss_on_request(tmp_pat
         cloned(tmp_path / "none", checkpoint={"monitor": "val/loss"}, validation_fraction=0.0)
 
 
-def test_validation_judges_all_that_is_held_back_as_one_minibatch_would():
+def test_validation_evaluates_all_held_back_data_like_one_minibatch():
     model = attached(tiny(BehavioralCloning, dataset=at_random("tests.environments:Scripted-v0", "{}", episodes=30), ent_coef=0.1))
     model.dataset = experience.demonstrations(model, model.source, model.settings)
     held = model.dataset.held
@@ -329,7 +329,7 @@ def test_given_demonstrations_are_not_stored_and_a_name_is(tmp_path):
     assert BehavioralCloning("CartPole-v1", dataset="cartpole/expert-v0").hparams["dataset"] == "cartpole/expert-v0"
 
 
-def test_a_clone_is_trained_and_judged_from_the_command_line(folder, capfd, monkeypatch):
+def test_a_clone_is_trained_and_evaluated_from_the_command_line(folder, capfd, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
     recorder = RecordEpisodes(gym.make("CartPole-v1", max_episode_steps=150))
     played(recorder, 5, balance)

@@ -49,7 +49,7 @@ def test_off_policy_one_minibatch_follows_each_update():
     assert steps_made(SAC, {"samples_per_update": 0})[0] == UPDATES[SAC] * (rows // 8)
 
 
-def test_beside_offline_learning_one_minibatch_follows_each_update_and_steps_are_updates(capsys):
+def test_with_offline_learning_one_minibatch_follows_each_update_and_steps_are_updates(capsys):
     assert steps_made(IQL, {})[0] == 96
     made, logged = steps_made(IQL, {"steps": 48}, learning_rate=0.01)
     assert made == 48  # in three iterations of 16, which began before it
@@ -148,13 +148,13 @@ def test_the_error_of_drawn_actions_is_that_of_the_mean_and_of_the_deviation_tog
         ("a/b-v0", r"behavioral_cloning must be CloningConfig\(…\) or a mapping of its settings"),
     ],
 )
-def test_what_cannot_be_cloned_is_told_in_one_line(setting, said, tmp_path, monkeypatch):
+def test_settings_that_do_not_allow_cloning_are_reported_in_one_line(setting, said, tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     with pytest.raises(SettingError, match=said):
         fit(tiny(PPO, behavioral_cloning=setting))
 
 
-def test_sequences_longer_than_minibatches_are_told():
+def test_sequences_longer_than_minibatches_are_reported():
     with pytest.raises(SettingError, match=r"memory.sequence_length 8 is longer than behavioral_cloning.batch_size 4"):
         fit(tiny(PPO, memory=LSTM(4, 8), behavioral_cloning={"demo_path": shown(PPO), "batch_size": 4}))
 
@@ -172,7 +172,7 @@ class Forgetful(PPO):
 
 
 @pytest.mark.parametrize("beside", [{"reward_signals": {"rnd": {}}}, {"behavioral_cloning": {"demo_path": "a/b-v0"}}])
-def test_an_algorithm_whose_optimizers_leave_no_room_for_others_is_told(beside):
+def test_an_algorithm_whose_optimizers_leave_no_room_for_others_is_reported(beside):
     fit(tiny(Forgetful))
     with pytest.raises(SettingError, match=r"Forgetful.configure_optimizers must return self.with_side_learners\("):
         fit(tiny(Forgetful, **beside))

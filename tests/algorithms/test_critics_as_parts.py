@@ -91,7 +91,7 @@ def test_between_updates_of_the_policy_only_critics_learn():
         (CrossQ, BOX, {"tau": 0.1}, "tau is not a setting of CrossQ"),
     ],
 )
-def test_what_does_not_go_together_is_told_in_a_line(algorithm, env, settings, message):
+def test_settings_that_exclude_each_other_are_reported_in_one_line(algorithm, env, settings, message):
     with pytest.raises(SettingError) as raised:
         tiny(algorithm, env, **settings)
     assert str(raised.value).startswith(message)

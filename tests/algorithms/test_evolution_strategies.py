@@ -266,7 +266,7 @@ def test_a_ready_vector_environment_is_an_error():
 
 @pytest.mark.variants
 @pytest.mark.parametrize("actors", [None, ActorsConfig(num_actors=1)])
-def test_bad_values_of_a_generation_are_counted_and_the_first_is_told(actors, capsys):
+def test_bad_values_of_a_generation_are_counted_and_the_first_is_reported(actors, capsys):
     rows, kwargs = Rows(), {"door": "reward", "value": math.nan, "at": 7, "length": 2}
     settings = {"env": {"num_envs": 1, "kwargs": kwargs}, "episodes_per_generation": 4, "max_env_steps": 40, "log_interval": 1}
     model = tiny(EvolutionStrategies, "tests.poisoned:Poisoned-v0", actors=actors, on_nan="skip_update", **settings)

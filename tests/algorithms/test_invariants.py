@@ -98,7 +98,7 @@ def test_an_iteration_that_stops_early_counts_as_one():
 
 
 @with_or_without_gradients
-def test_callbacks_hear_of_every_update_as_it_is_made(algorithm):
+def test_callbacks_are_called_for_every_update(algorithm):
     heard = []
 
     class Listener(pl.Callback):
@@ -378,7 +378,7 @@ def test_a_continued_run_draws_on_instead_of_repeating_its_start(algorithm, tmp_
 
 
 @every_algorithm
-def test_what_is_judged_and_saved_is_what_acts_next(algorithm):
+def test_the_statistics_that_are_evaluated_and_saved_act_next(algorithm):
     counts = {"judged": [], "acts": []}
 
     class Judge(pl.Callback):

@@ -192,7 +192,7 @@ def test_the_baseline_of_who_is_alone_is_the_value(agents):
     assert torch.equal(found[:, 0], found[:, 1])
 
 
-def test_it_is_told_how_many_are_there():
+def test_the_critic_sees_how_many_agents_are_present():
     critic, seen = GroupCritic(2, 1, 8, [4], "tanh", 1), []
     critic.head.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0][:, 0, -1].tolist()))
     critic(torch.rand(3, 3, 2), torch.tensor([[True, False, False], [True, False, True], [True, True, True]]))

@@ -216,7 +216,7 @@ def test_the_environment_of_a_policy_has_the_wrappers_of_training(tmp_path):
     assert lrl.make_env(model).observation_space == built.observation_space
 
 
-def test_an_environment_that_cannot_be_built_again_is_told():
+def test_an_environment_that_cannot_be_built_again_is_reported():
     with pytest.raises(SettingError, match="make_env cannot build a ready environment again"):
         lrl.make_env(PPO(gym.make_vec("CartPole-v1", 2), n_steps=8, batch_size=8))
     with pytest.raises(SettingError, match="render_mode is an argument of environments that are named by an id"):
@@ -237,7 +237,7 @@ def test_an_algorithm_is_evaluated_and_acts_in_its_own_environment():
         load_policy(model, env="Acrobot-v1")
 
 
-def test_a_device_that_is_not_there_is_told_as_that():
+def test_a_missing_device_is_reported():
     with pytest.raises(SettingError, match=r"^map_location 'cuda:99': "):
         load_policy("zoo:ppo/cartpole", "cuda:99")
 

@@ -66,7 +66,7 @@ def test_exploration_falls_and_is_that_of_the_step_after_loading():
         ({"env": {"id": "Pendulum-v1"}}, "DQN"),
     ],
 )
-def test_what_it_cannot_learn_is_told_in_a_line(settings, message):
+def test_settings_that_pqn_cannot_learn_with_are_reported_in_one_line(settings, message):
     with pytest.raises(SettingError) as raised:
         PQN(**{"env": {"id": "CartPole-v1", "num_envs": 2}} | settings)
     assert message in str(raised.value) and "\n" not in str(raised.value)

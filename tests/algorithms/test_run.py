@@ -224,7 +224,7 @@ def test_a_learning_rate_of_a_users_optimizer_is_kept_and_its_scheduler_stepped_
     assert [row["train/learning_rate"] for _, row in rows.rows if "train/learning_rate" in row] == pytest.approx(rates)
 
 
-def test_a_run_that_continues_goes_on_in_the_users_schedule(tmp_path):
+def test_a_resumed_run_continues_in_the_users_schedule(tmp_path):
     model, rows = tiny(WithAScheduler, max_env_steps=48), Rows()
     fit(model).save_checkpoint(tmp_path / "half.ckpt")
     fit(tiny(WithAScheduler, max_env_steps=96), ckpt_path=tmp_path / "half.ckpt", logger=rows)

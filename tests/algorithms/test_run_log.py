@@ -45,7 +45,7 @@ def test_plain_numbers_are_recorded_as_tensors_are():
 
 
 @pytest.mark.parametrize("most", [99, 100])
-def test_what_is_no_number_is_refused_with_its_name(most):
+def test_a_value_that_is_not_a_number_is_refused_with_its_name(most):
     with pytest.raises(SettingError, match=r"^record\(phase='late'\): record takes tensors, numbers, and functions that return one$"):
         begun(most).record(phase="late")
 

@@ -303,7 +303,7 @@ def test_reward_scales_begin_again_with_a_turn(tmp_path):
 
 
 @pytest.mark.parametrize("on_nan", ["raise", "skip_update"])
-def test_nan_that_one_who_waits_sees_is_what_on_nan_says(tmp_path, on_nan):
+def test_on_nan_also_handles_nan_that_a_waiting_behavior_observes(tmp_path, on_nan):
     model = made(Broken, a=partial(PPO, on_nan=on_nan), b=partial(PPO, on_nan=on_nan), steps=24)
     if on_nan == "raise":
         with pytest.raises(NotFiniteError, match=r"observation of agent b of environment 0 of .*Broken is nan"):
@@ -404,7 +404,7 @@ def leaves(tree):
     return np.concatenate([leaf.ravel() for leaf in tree_leaves(tree)])
 
 
-def test_a_run_that_goes_on_with_new_episodes_is_in_the_turn_it_was_in(tmp_path, capsys):
+def test_a_run_resumed_with_new_episodes_is_in_the_same_turn(tmp_path, capsys):
     watch = Watch()
     fit(made(Visited, steps=96), tmp_path, StopAfter(3))
     changed = made(Visited, steps=96)

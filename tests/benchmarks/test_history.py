@@ -37,7 +37,7 @@ def test_a_commit_that_is_measured_again_replaces_its_rows_and_the_readme_shows_
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
 
 
-def test_a_commit_is_measured_and_not_what_lies_in_the_current_folder(history, monkeypatch, tmp_path):
+def test_a_commit_is_measured_and_not_the_files_in_the_current_folder(history, monkeypatch, tmp_path):
     package = tmp_path / "lightning_rl"
     package.mkdir()
     (package / "__init__.py").touch()

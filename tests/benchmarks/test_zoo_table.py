@@ -58,7 +58,7 @@ def test_a_mean_two_errors_below_the_reference_is_as_good_and_one_further_below_
     assert zoo.verdict("ppo/pendulum", None) == "" and zoo.verdict("ppo/pendulum", zoo.Reference(1, None, "", "")) == "no error published"
 
 
-def test_a_row_that_falls_short_stands_beside_what_stable_baselines3_reached_here(zoo, measured, tmp_path):
+def test_a_row_below_its_reference_is_compared_with_stable_baselines3_here(zoo, measured, tmp_path):
     reference = zoo.Reference(-172.0, 4.0, "100,000", "")
     (tmp_path / "peers").mkdir()
     (tmp_path / "peers/ppo_pendulum.csv").write_text("seed,return_mean,env_steps\n1,-170,100000\n2,-186,100000\n")  # −178 ± 8
@@ -73,7 +73,7 @@ def test_an_evaluation_may_import_the_wrappers_of_its_config(zoo):
     assert zoo.imports_of("ppo/minigrid_doorkey_rnd") == ["--import", "minigrid.wrappers"] and zoo.imports_of("ppo/cartpole") == []
 
 
-def test_seeds_of_different_lengths_are_all_told(zoo, measured):
+def test_lengths_of_all_seeds_are_reported(zoo, measured):
     measured("es/cartpole", (500, 542_794), (500, 520_932))
     assert zoo.line("es/cartpole").split(" | ")[1:4] == ["500.0 ± 0.0 (500 500)", "520,932 to 542,794", "1.0"]
     measured("es/cartpole", (500, 10_000))

@@ -31,7 +31,7 @@ def files(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_run_that_was_packed_lies_where_it_was_without_older_checkpoints(unfinished, tmp_path):
+def test_a_packed_run_is_restored_without_older_checkpoints(unfinished, tmp_path):
     write_run(tmp_path / "here")
     kept = {name: text for name, text in files(tmp_path / "here").items() if "previous" not in name}
     unfinished.pack(tmp_path / "here", "ppo/minatar_breakout", 2)
@@ -41,7 +41,7 @@ def test_a_run_that_was_packed_lies_where_it_was_without_older_checkpoints(unfin
     assert list(files(tmp_path / "unfinished")) == ["ppo_minatar_breakout_2.tar.xz"]
 
 
-def test_a_run_that_lies_there_is_not_put_back_to_where_it_was(unfinished, tmp_path):
+def test_an_existing_run_is_not_overwritten_by_a_packed_one(unfinished, tmp_path):
     write_run(tmp_path / "here")
     unfinished.pack(tmp_path / "here", "ppo/minatar_breakout", 2)
     write_run(tmp_path / "there", b"later")

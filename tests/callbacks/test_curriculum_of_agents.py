@@ -117,7 +117,7 @@ def behaviors(env=Sized, a=None, b=None, max_env_steps=96, **settings):
 
 
 @pytest.mark.parametrize(("judge", "line"), [("a", None), ("b", "reward 40 > 20 in size 1, 2 of 2 episodes, at 10 environment steps")])
-def test_the_behavior_that_criteria_name_judges_a_lesson(judge, line, capsys):
+def test_the_behavior_named_by_the_criteria_decides_about_a_lesson(judge, line, capsys):
     model = behaviors(**sized(EARLY | {"behavior": judge, "threshold": 20}))
     fit(model)  # a gets 4 in an episode, b 40
     (curriculum,) = model.curriculum
@@ -139,7 +139,7 @@ def test_a_single_behavior_that_learns_needs_no_name():
     assert model.curriculum[0].lessons == {"size": 1}
 
 
-def test_progress_is_that_of_the_run_whoever_is_named():
+def test_progress_is_that_of_the_run_whichever_behavior_is_named():
     model = behaviors(**sized({"measure": "progress", "threshold": 0.5}, {"measure": "progress", "threshold": 0.8, "behavior": "b"}))
     fit(model)
     assert model.curriculum[0].lessons == {"size": 2}
@@ -212,7 +212,7 @@ def test_a_lesson_ends_at_the_rating_of_a_behavior_that_takes_turns(capsys):
     assert "size goes to lesson 2 of 2, large (2): elo 1201 > 1200 in size 1" in capsys.readouterr().out
 
 
-def test_a_curriculum_judges_only_the_behavior_that_it_was_told():
+def test_a_curriculum_measures_only_the_behavior_of_its_criteria():
     curriculum = Curriculum({"length": lessons({"threshold": 5, "behavior": "good"})})
     curriculum.add_episode(Judge(), Finished(100.0, None, {"length": 0}), 0.0, "bad")
     assert curriculum.lessons == {"length": 0}

@@ -176,7 +176,7 @@ def evaluated_by(evaluator, max_env_steps):
     return [env_steps for env_steps, _ in heard.heard], evaluator.played
 
 
-def test_without_an_interval_evaluations_play_at_most_a_tenth_of_the_runs_steps_and_lie_evenly():
+def test_without_an_interval_evaluations_play_at_most_a_tenth_of_the_runs_steps_and_are_spread_evenly():
     assert evaluated_at(1_600, episodes=5) == ([208, 400, 608, 800, 1_008, 1_200, 1_408, 1_600], 8 * 20)
     assert evaluated_at(1_600, episodes=10) == ([400, 800, 1_200, 1_600], 4 * 40)
     assert evaluated_at(1_600, episodes=10, max_share=0.05) == ([800, 1_600], 2 * 40)
@@ -384,7 +384,7 @@ def test_an_evaluation_that_had_to_end_episodes_says_so_once(capsys):
         ({"opponent": None}, "evaluation.opponent must be a name or a path such as random, got None"),
     ],
 )
-def test_settings_of_an_evaluation_are_told_before_a_run_begins(settings, expected):
+def test_wrong_settings_of_an_evaluation_are_reported_before_a_run_begins(settings, expected):
     with pytest.raises(SettingError, match=re.escape(expected)):
         RolloutEvaluator(**settings)
 
@@ -402,7 +402,7 @@ def test_several_evaluators_are_evaluators():
         MultiEvaluator([5])
 
 
-def test_an_environment_to_evaluate_in_that_the_policy_cannot_act_in_is_told():
+def test_an_evaluation_environment_in_which_the_policy_cannot_act_is_reported():
     with pytest.raises(SettingError, match=r"evaluator has the observation space Box\(3\), and the algorithm's has Box\(4\)"):
         fit(tiny(PPO, "CartPole-v1"), callbacks=[RolloutEvaluator(env=EnvConfig("Pendulum-v1"))])
 

@@ -145,7 +145,7 @@ def test_an_evaluation_waits_for_the_end_of_its_iteration(every, words, capsys):
         (spaces.Dict(arm=spaces.Box(-1, 1, (2,)), grip=spaces.Tuple([spaces.Discrete(2)])), "Dict(arm: Box(2), grip: Tuple(Discrete(2)))"),
     ],
 )
-def test_a_space_is_told_in_a_few_words(space, words):
+def test_a_space_is_described_in_a_few_words(space, words):
     assert describe_space(space) == words
 
 

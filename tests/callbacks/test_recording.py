@@ -137,7 +137,7 @@ def test_a_run_without_evaluations_is_refused(datasets, tmp_path):
         trainer.fit(tiny(PPO, "CartPole-v1"))
 
 
-def test_a_disk_that_refuses_does_not_end_the_run(datasets, paying, monkeypatch, capsys):
+def test_a_failing_disk_does_not_end_the_run(datasets, paying, monkeypatch, capsys):
     def refuse(*arguments, **settings):
         raise OSError(28, "No space left on device")
 
@@ -168,7 +168,7 @@ def test_of_a_loss_or_exploitability_the_least_is_the_best(datasets):
     assert found == [True, True, False]
 
 
-def test_a_metric_that_evaluations_do_not_have_is_told_with_the_nearest(datasets, paying):
+def test_a_metric_that_evaluations_do_not_have_is_reported_with_the_nearest_name(datasets, paying):
     with pytest.raises(SettingError, match=r"RecordDemonstrations.monitor 'eval/mean_rewards' is not .* did you mean eval/mean_reward\?"):
         paying(1.0, 2.0, monitor="eval/mean_rewards")
 

@@ -150,7 +150,7 @@ def test_a_model_checkpoint_that_would_compare_nothing_is_refused_before_the_run
 
 
 @pytest.mark.parametrize(("mode", "lines"), [("min", 1), ("max", 0)])
-def test_one_line_tells_that_the_least_return_would_be_the_best(mode, lines, capsys):
+def test_one_line_warns_that_the_lowest_return_would_be_the_best(mode, lines, capsys):
     fit(tiny(PPO, max_env_steps=32), callbacks=[EarlyStopping("eval/mean_reward", mode=mode), Scores([1, 2])])
     told = "EarlyStopping treats the lowest eval/mean_reward as the best; use mode='max'"
     assert capsys.readouterr().out.count(told) == lines
@@ -168,7 +168,7 @@ def test_a_goal_is_a_number(goal):
         StopOnEvaluation(stop_at=goal)
 
 
-def test_a_goal_for_a_metric_that_evaluations_do_not_have_is_told_with_the_nearest():
+def test_a_goal_for_a_metric_that_evaluations_do_not_have_is_reported_with_the_nearest_name():
     with pytest.raises(SettingError, match=r"StopOnEvaluation.monitor 'eval/mean' is not a metric of evaluations"):
         fit(tiny(PPO), callbacks=[Scores([1.0]), StopOnEvaluation(stop_at=1.0, monitor="eval/mean")])
 

@@ -55,7 +55,7 @@ def test_names_of_videos_sort_in_the_order_in_which_they_were_made(folder):
     assert len(made) == 44 and made == sorted(made)
 
 
-def test_a_run_that_continues_goes_on_counting_evaluations():
+def test_a_resumed_run_continues_counting_evaluations():
     first, second = lrl.Video(every_n_evaluations=5), lrl.Video(every_n_evaluations=5)
     first.evaluations = 3
     second.load_state_dict(first.state_dict())
@@ -99,7 +99,7 @@ def test_a_stopped_run_interrupts_its_video_and_fast_dev_run_makes_none(folder, 
     assert model.env_steps == 96 and list((trainer.run_folder / "videos").iterdir()) == []
 
 
-def test_a_disk_that_refuses_does_not_end_the_run(folder, monkeypatch, capsys):
+def test_a_failing_disk_does_not_end_the_run(folder, monkeypatch, capsys):
     def refuse(*arguments, **settings):
         raise OSError(28, "No space left on device")
 

@@ -110,7 +110,7 @@ def test_every_row_of_the_log_holds_a_rating_also_if_each_iteration_ends_with_a_
 @pytest.mark.parametrize(
     "name", ["lightning_rl.envs.games.plyers.minimax", "lightning_rl.envs.games.tic_tac_toe", "os.kill", "shutil.rmtree", "numpy.zeros.x"]
 )
-def test_what_is_no_player_is_refused_in_one_line(name):
+def test_an_invalid_player_is_refused_in_one_line(name):
     with pytest.raises(SettingError, match="opponent"):
         lrl.evaluate(game(), 1, opponent=name)
 
@@ -163,7 +163,7 @@ def test_matches_without_a_policy_are_refused():
         play_matches(["random", "no.such"])
 
 
-def test_a_noisy_policy_is_judged_without_noise():
+def test_a_noisy_policy_is_evaluated_without_noise():
     model = game(cls=DQN, noisy=True, exploration_initial_eps=0.0, exploration_final_eps=0.0, buffer_size=100)
     model.network.train()
     judged = {lrl.data.opponents.find_exploitability(model.env, model.spaces, model.network, True)["exploitability"] for _ in range(2)}
@@ -182,6 +182,6 @@ def test_an_action_that_no_game_has_is_illegal(name, action):
 
 
 @pytest.mark.parametrize("share_encoder", [True, False])
-def test_a_policy_without_a_memory_is_judged_whether_its_networks_share_their_encoder_or_not(share_encoder):
+def test_a_policy_without_a_memory_is_evaluated_whether_its_networks_share_their_encoder_or_not(share_encoder):
     model = game(share_encoder=share_encoder)
     assert "exploitability" in lrl.data.opponents.find_exploitability(model.env, model.spaces, model.network, True)

@@ -210,7 +210,7 @@ def test_demonstrations_do_not_hasten_learning():
     assert len(run.buffer) == 60
 
 
-def test_a_run_that_goes_on_remembers_when_it_learned():
+def test_a_resumed_run_remembers_when_it_learned():
     run = Run(train_freq=7, length=5)
     assert run.iterate(2).iterate(3).told() == Run(train_freq=7, length=25).iterate(1).told()
 

@@ -161,14 +161,14 @@ def test_a_value_that_is_not_finite_ends_the_run_and_is_named(what, line):
     assert line in str(error.value)
 
 
-def test_environments_that_do_not_tell_last_observations_are_refused():
+def test_environments_that_do_not_return_last_observations_are_refused():
     envs = HostView(Faulty("final"))
     spaces = single_spaces(envs)
     with pytest.raises(SettingError, match='ended an episode without info\\["final_obs"\\]'):
         TensorCollector(make_stepper(envs), spaces, ActorCritic(spaces), 6, 0).collect()
 
 
-def test_abandoned_episodes_begin_anew_and_count_for_nothing():
+def test_abandoned_episodes_start_again_and_count_for_nothing():
     _, collector = collect(TensorCollector, [Scripted, Scripted], "SAME_STEP", 2, 1)
     collector.restart_episodes()
     again = collector.collect()

@@ -230,7 +230,7 @@ def test_seats_are_taken_in_turn_and_differ_between_copies():
     assert stepper.step(np.zeros(4, int)).obs[:, 0].tolist() == [1, 2, 0, 1]
 
 
-def test_others_are_told_which_of_their_moves_is_the_first_of_an_episode():
+def test_opponents_are_notified_of_the_first_move_of_an_episode():
     opponent = Script()
     stepper = stepper_of(InTurn, opponent=opponent)
     stepper.reset(0)
@@ -304,7 +304,7 @@ def test_restarting_games_takes_the_next_seats():
     assert stepper.step(np.zeros(2, int)).reward.tolist() == [101, 201]
 
 
-def test_opponents_are_told_when_episodes_begin_and_end_and_who_won():
+def test_opponents_are_notified_when_episodes_begin_and_end_and_who_won():
     opponent = Script()
     stepper = stepper_of(FirstWins, 2, opponent)
     stepper.reset(0)
@@ -446,7 +446,7 @@ def load_game(package, name):
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in GENERATED.items() for name in names])
-def test_agents_that_nobody_named_come_and_go_in_the_adapter(kind, name):
+def test_unnamed_agents_come_and_go_in_the_adapter(kind, name):
     module = load_game("pettingzoo.test.example_envs", name)
     env = module.parallel_env() if kind is ParallelAgents else module.raw_env(max_cycles=10)
     copy, seen = kind(env, name), set()
@@ -769,7 +769,7 @@ class StateMember(Together):
 
 
 @pytest.mark.parametrize("cls", [Together, StateMember, InTurn])
-def test_a_critic_that_asks_for_a_state_that_is_not_there_is_told_so(cls):
+def test_a_critic_that_needs_a_missing_state_is_reported(cls):
     with pytest.raises(SettingError) as raised:
         probe_spaces(cls, "state")
     line = "has no state(), which returns an array; write one, or take critic_obs all"

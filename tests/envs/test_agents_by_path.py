@@ -122,7 +122,7 @@ WAYS = {"my_game.Meeting": "attributes", "hiding.Hiding": "replay", "hiding.Save
 
 @pytest.mark.variants
 @pytest.mark.parametrize(("env_id", "way"), WAYS.items())
-def test_a_resumed_run_goes_on_in_the_middle_of_episodes(my_game, env_id, way, capsys):
+def test_a_resumed_run_continues_in_the_middle_of_episodes(my_game, env_id, way, capsys):
     assert choose_way(partial(make_env, EnvConfig(env_id), 0)) == way
 
     def trained(name, steps, ckpt_path=None):

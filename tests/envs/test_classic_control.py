@@ -98,7 +98,7 @@ def run_together(at_once, in_turn, steps, seed=0):
 @pytest.mark.variants
 @pytest.mark.parametrize("env_id", IDS)
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
-def test_steps_at_once_equal_those_in_turn_bit_for_bit(env_id, num_envs):
+def test_steps_together_equal_steps_one_by_one_bit_for_bit(env_id, num_envs):
     at_once, in_turn = pair(EnvConfig(env_id, num_envs, max_episode_steps=300 if "Mountain" in env_id else None))
     with closing(at_once), closing(in_turn):
         for a, b in zip(at_once.reset(seed=5), in_turn.reset(seed=5), strict=True):
@@ -170,7 +170,7 @@ def test_copies_that_come_to_move_in_another_way_are_refused():
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_auto_steps_several_copies_at_once(env_id):
+def test_auto_steps_several_copies_together(env_id):
     with closing(make_vector_env(EnvConfig(env_id))) as envs:
         assert type(envs) is ClassicControlEnvs and envs.num_envs == 8
         assert PHYSICS[type(envs.cores[0])].pays_from <= 8
@@ -190,7 +190,7 @@ def test_auto_steps_several_copies_at_once(env_id):
         {"id": "Renamed-v0"},
     ],
 )
-def test_others_are_stepped_in_turn(settings):
+def test_other_environments_are_stepped_one_by_one(settings):
     gym.register("Renamed-v0", f"{__name__}:Renamed", max_episode_steps=20)
     arguments = {"id": "CartPole-v1"} | settings
     try:
@@ -200,7 +200,7 @@ def test_others_are_stepped_in_turn(settings):
         del gym.registry["Renamed-v0"]
 
 
-def test_an_id_that_was_registered_again_is_stepped_in_turn(monkeypatch):
+def test_an_id_that_was_registered_again_is_stepped_one_by_one(monkeypatch):
     spec = replace(gym.spec("CartPole-v1"), entry_point=f"{__name__}:Renamed")
     monkeypatch.setitem(gym.registry, "CartPole-v1", spec)
     with closing(make_vector_env(EnvConfig("CartPole-v1"))) as envs:
@@ -221,7 +221,7 @@ def test_other_modes_of_resetting_are_gymnasiums(autoreset):
 
 
 @pytest.mark.parametrize(("algorithm", "env_id"), [(lrl.PPO, "CartPole-v1"), (lrl.PPO, "Pendulum-v1")])
-def test_a_run_at_once_learns_the_same_bits_as_one_in_turn(algorithm, env_id):
+def test_a_run_with_vectorized_copies_learns_the_same_bits_as_a_sync_one(algorithm, env_id):
     def learned(vectorization):
         pl.seed_everything(3, verbose=False)
         model = algorithm(EnvConfig(env_id, 8, vectorization), n_steps=32, batch_size=64, n_epochs=2, max_env_steps=1024)

@@ -359,7 +359,7 @@ class OldStep(OldReset):
         (OldStep, "environment 0 of OldStep: step must return observation, reward, terminated, truncated and info, and reset"),
     ],
 )
-def test_an_environment_of_an_older_interface_is_told_what_to_return(env, words):
+def test_an_environment_with_an_old_interface_gets_an_error_that_names_what_to_return(env, words):
     with pytest.raises(SettingError) as error:
         fit(PPO(env, n_steps=8, batch_size=8, max_env_steps=64))
     assert str(error.value).startswith(words)

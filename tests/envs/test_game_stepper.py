@@ -83,7 +83,7 @@ def flat(step):
         ("kuhn_poker", 1, {}),  # cards of several copies are dealt from one seed, and not from one of each
     ],
 )
-def test_all_copies_at_once_go_as_one_after_the_other(env_id, num_envs, settings):
+def test_copies_stepped_together_equal_copies_stepped_one_by_one(env_id, num_envs, settings):
     ours, plain = make(env_id, num_envs, **settings)
     (obs, mask), (expected, expected_mask) = ours.reset(1), plain.reset(1)
     ended = 0

@@ -76,7 +76,7 @@ def test_perfect_tic_tac_toe_is_a_draw_and_cannot_be_exploited():
     assert nash_conv(TIC_TAC_TOE, optimal) == 0
 
 
-def test_nobody_wins_against_the_minimax_player():
+def test_no_player_beats_the_minimax_player():
     game, generator = TicTacToe(2000), np.random.default_rng(0)
     first, second = match(game, minimax, random_legal, generator), match(game, random_legal, minimax, generator)
     assert first.min() == 0 and first.mean() > 0.9 and second.max() == 0 and second.mean() < -0.7

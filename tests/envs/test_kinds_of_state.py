@@ -387,7 +387,7 @@ def test_an_environment_continues_exactly_whatever_its_attributes_are(cls):
 
 
 @pytest.mark.parametrize("cls", TOLD)
-def test_what_took_another_place_after_the_trial_is_told(cls):
+def test_an_environment_that_comes_back_in_another_state_is_reported(cls):
     config = EnvConfig(f"{cls.__name__}-v0", 2)
     line = is_continued(lambda: make_vector_env(config), config, before=20, after=50)
     assert line == f"{cls.__name__}-v0 did not come back as it was saved"
@@ -424,7 +424,7 @@ for cls in (Diary, OwnDiary):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_what_grew_too_large_to_be_saved_costs_no_run_and_is_told(vectorization):
+def test_state_that_grew_too_large_to_be_saved_is_reported_and_does_not_end_the_run(vectorization):
     config = EnvConfig("Diary-v0", 1, vectorization)
     line = is_continued(lambda: make_vector_env(config), config, before=40, after=5)
     assert line == "Diary-v0 did not come back as it was saved"

@@ -369,7 +369,7 @@ def test_the_folder_of_a_run_is_named_for_what_a_lambda_builds():
         assert environment_name(PPO(build, n_steps=2, batch_size=16, net_arch=[8], max_env_steps=32).env) == name
 
 
-def test_a_function_that_forgets_to_return_its_environment_is_told():
+def test_a_function_that_forgets_to_return_its_environment_is_reported():
     def build():
         gym.make("CartPole-v1")
 

@@ -117,7 +117,7 @@ def test_parts_of_a_simulation_are_named_by_the_model_or_by_their_number():
     assert model.body_mass[3] == 1.0
 
 
-def test_the_lander_falls_as_fast_as_it_is_told():
+def test_the_lander_falls_with_its_gravity_parameter():
     env = built("LunarLander-v3", {"gravity": -4.0})
     assert env.world.gravity.y == -4.0
 

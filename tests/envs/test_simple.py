@@ -105,7 +105,7 @@ def test_one_position_at_each_end_pays_nothing_and_all_must_have_arrived():
     assert [row[2] for row in rows] == [False, False, False, True]
 
 
-def test_a_continuous_action_goes_as_far_as_it_says_and_no_further_than_a_step():
+def test_a_continuous_action_moves_as_far_as_its_value_and_at_most_one_step():
     env = gym.make(IDS[0])
     env.reset(seed=0)
     seen = []

@@ -133,7 +133,7 @@ def test_members_who_have_died_or_have_not_come_are_no_experience():
     assert steps[3].obs.tolist() == [[1, 0], [3, 0], [0, 0], [0, 0]]  # the teams have changed, and red_1 has not come
 
 
-def test_an_opponents_agent_is_asked_while_it_is_there_and_told_when_it_begins():
+def test_an_opponents_agent_acts_while_it_is_present_and_is_notified_when_it_begins():
     stepper = stepper_of("MortalSquads", 2)
     stepper.reset(0)
     for _ in range(4):

@@ -35,7 +35,7 @@ def test_transitions_are_gymnasiums(kind, name, width):
         assert not truncated.any()
 
 
-def test_episodes_begin_anew_where_they_end_and_nowhere_else():
+def test_episodes_start_again_where_they_end_and_nowhere_else():
     envs = TorchCartPole(64, 20, "cpu")
     before, _ = envs.reset(seed=3)
     assert before.abs().max() <= 0.05 and len(before.unique(dim=0)) == 64
@@ -137,7 +137,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_what_a_step_on_a_device_should_have_returned_is_said_in_one_line(line):
+def test_a_wrong_return_value_of_a_step_on_a_device_is_reported_in_one_line(line):
     model = PPO(Faulty(MISTAKES[line]), max_env_steps=64, n_steps=8, batch_size=8)
     with pytest.raises(SettingError) as error:
         Trainer(enable_progress_bar=False, logger=False, checkpoint=None, evaluation=None).fit(model)
@@ -156,6 +156,6 @@ class Homeless(gym.vector.VectorEnv):
         return torch.zeros(4, 3), {}
 
 
-def test_an_environment_of_tensors_without_a_device_is_told_to_name_it():
+def test_an_environment_of_tensors_without_a_device_gets_an_error_that_asks_for_it():
     with pytest.raises(SettingError, match=r"^observations of Homeless are tensors: give it an attribute `device`, where they live$"):
         Trainer(enable_progress_bar=False, logger=False, checkpoint=None, evaluation=None).fit(PPO(Homeless(), n_steps=8, batch_size=8))

@@ -63,7 +63,7 @@ def test_rows_are_the_agents_of_copies_and_a_step_is_that_of_vmas():
     assert all(np.array_equal(seen[a::2], first[a].numpy()) for a in range(2))  # the next episodes go on with the same draws
 
 
-def test_copies_that_end_alone_begin_anew_and_leave_the_others_as_they_are():
+def test_copies_that_end_alone_are_reset_and_leave_the_others_unchanged():
     stepper, spaces = make("vmas.balance", num_envs=16, max_episode_steps=200)
     stepper.reset(0)
     steps = play(stepper, spaces, 60)

@@ -75,7 +75,7 @@ ROWS = [*((case, "onnx") for case in CASES), *((case, "torch") for case in list(
 
 @pytest.mark.variants
 @pytest.mark.parametrize(("case", "format"), [pytest.param(*row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS])
-def test_a_file_does_what_the_policy_does(case, format, exported):
+def test_an_exported_file_does_the_same_as_the_policy(case, format, exported):
     difference, others = play_both(*exported(case, format))
     assert difference <= 1e-5 and others == 0
 
@@ -131,7 +131,7 @@ def test_safetensors_hold_the_weights_by_their_names_in_the_network(saved, tmp_p
 
 @pytest.mark.variants
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_does_something_else_is_refused_and_nothing_is_left_of_it(format, saved, tmp_path, monkeypatch, capfd):
+def test_an_exported_file_that_differs_is_refused_and_removed(format, saved, tmp_path, monkeypatch, capfd):
     checkpoint, out = saved(), tmp_path / "out" / "policy"
     out.parent.mkdir()
     out.write_text("what lay there before")

@@ -55,7 +55,7 @@ def name(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize("case", cases(), ids=name)
-def test_a_file_does_what_the_policy_does(case, format, tmp_path):
+def test_an_exported_file_does_the_same_as_the_policy(case, format, tmp_path):
     algorithm, env_id, kwargs, settings, memory = case
     length = {} if algorithm.counter == "updates" else {"max_env_steps": 32}
     own = {"encoder_features": 8, "memory": MEMORIES[memory], **length, **settings}

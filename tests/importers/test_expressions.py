@@ -37,6 +37,6 @@ def test_data_is_read(text, value):
         "f'{x}'",
     ],
 )
-def test_all_else_is_refused_and_nothing_is_run(text):
+def test_anything_else_is_refused_and_no_code_runs(text):
     with pytest.raises(SettingError, match=r"^policy_kwargs must be a mapping"):
         read_expression(text, "policy_kwargs")

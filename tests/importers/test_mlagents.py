@@ -278,7 +278,7 @@ def test_self_play_keeps_its_names_and_says_what_has_nothing_to_do_here(tmp_path
     }
 
 
-def test_a_group_with_self_play_must_be_told_its_teams(tmp_path):
+def test_a_group_with_self_play_needs_its_teams(tmp_path):
     file = tmp_path / "soccer.yaml"
     file.write_text("behaviors: {SoccerTwos: {trainer_type: poca, self_play: {save_steps: 5e4, team_change: 200000}}}")
     text = import_mlagents(str(file))
@@ -383,7 +383,7 @@ env_settings: {seed: 5}
 """
 
 
-def test_lessons_of_several_behaviors_keep_who_judges_them(convert):
+def test_lessons_of_several_behaviors_keep_the_behavior_that_decides(convert):
     text = convert("""
 behaviors: {Big Wall: {max_steps: 900}, Small: {curriculum: {measure: reward, thresholds: [2], parameters: {gap: [1, 2]}}}}
 environment_parameters:
@@ -432,7 +432,7 @@ def test_rollouts_of_all_behaviors_hold_their_buffers_in_as_many_environments_as
         assert (learners["A"]["n_steps"], learners["B"]["n_steps"], learners["B"]["batch_size"]) == (1024, 10240, 2048)
 
 
-def test_what_a_run_has_once_is_that_of_the_first_behavior_and_others_are_told(convert):
+def test_settings_of_the_run_come_from_the_first_behavior_and_others_are_reported(convert):
     text = convert("behaviors: {A: {}, B: {checkpoint_interval: 1000, summary_freq: 500}}")
     found = yaml.safe_load(text)
     assert found["checkpoint"]["every_n_env_steps"] == 1000 and found["model"]["init_args"]["log_interval"] == 50000

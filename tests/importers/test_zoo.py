@@ -191,7 +191,7 @@ def test_nothing_is_hidden_behind_images(algorithm, convert):
 
 
 @pytest.mark.parametrize(("steps", "freq", "interval", "ours"), [(1, 1, 4, 1), (8, 8, 4, 4), (-1, 8, 16, 8), (6, 6, 4, 4)])
-def test_the_target_of_sac_moves_as_often_where_each_training_counts_anew(steps, freq, interval, ours, convert):
+def test_the_target_of_sac_moves_as_often_where_each_training_counts_from_0(steps, freq, interval, ours, convert):
     text = convert(f"{{gradient_steps: {steps}, train_freq: {freq}, target_update_interval: {interval}}}", "sac")
     updates = freq if steps == -1 else steps
     said = f"{interval} there, counted from 0 in each training of {updates} updates"

@@ -59,7 +59,7 @@ def test_the_rank_counts_choices_that_are_more_likely():
     assert top_k_accuracy(found, 5).tolist() == [1, 1, 0]
 
 
-def test_half_the_squared_error_is_the_negative_log_likelihood_for_a_deviation_of_one_but_for_a_constant():
+def test_half_the_squared_error_is_the_negative_log_likelihood_for_a_deviation_of_one_up_to_a_constant():
     mean, action = torch.tensor([0.5, -1.0]), torch.tensor([1.5, 1.0])
     assert squared_error(mean, action).tolist() == [1, 4]
     nll = -torch.distributions.Normal(mean, 1.0).log_prob(action)

@@ -179,7 +179,7 @@ def test_what_a_user_wrote_acts_itself_and_not_as_the_class_that_it_extends():
     assert isinstance(make_actor(own, obs, generator), TorchActor)
 
 
-def test_actions_that_an_environment_gets_are_no_view_of_those_that_are_kept():
+def test_actions_passed_to_an_environment_are_not_views_of_the_stored_ones():
     kept = np.array([1, 0, 1])
     given = Categorical(Discrete(2)).to_env(kept)
     given[:] = 0

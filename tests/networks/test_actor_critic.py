@@ -164,7 +164,7 @@ def test_the_order_of_an_observations_keys_does_not_matter():
     torch.testing.assert_close(statistics.mean.float(), images()["body"].mean(0), rtol=1e-4, atol=1e-4)
 
 
-def test_the_log_std_of_boxes_starts_where_told():
+def test_the_log_std_of_boxes_starts_at_its_setting():
     network = ActorCritic(Spaces(VECTOR, ACTIONS["dict"]), log_std_init=-1.5)
     (log_std,) = [parameter for name, parameter in network.named_parameters() if name.endswith("log_std")]
     assert log_std.tolist() == [-1.5, -1.5]

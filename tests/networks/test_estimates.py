@@ -65,7 +65,7 @@ def test_streams_and_rows_are_read_apart():
         ({"subset": 2, "quantiles": 5}, "critic_subset does not go with n_quantiles, whose drop_quantiles keep the target low"),
     ],
 )
-def test_settings_that_make_no_sense_are_told_in_a_line(settings, message):
+def test_settings_that_make_no_sense_are_reported_in_one_line(settings, message):
     with pytest.raises(SettingError) as raised:
         make_estimate(3, **settings)
     assert str(raised.value).startswith(message)

@@ -116,7 +116,7 @@ def test_dropout_acts_on_members_while_they_learn_alone():
         ),
     ],
 )
-def test_what_cannot_be_built_is_told_in_a_line(kind, widths, goal, message):
+def test_layers_that_cannot_be_built_are_reported_in_one_line(kind, widths, goal, message):
     with pytest.raises(SettingError) as raised:
         hidden_layers(kind, 4, widths, "relu", goal=goal)
     assert str(raised.value).startswith(message)

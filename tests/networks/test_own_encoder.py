@@ -96,7 +96,7 @@ def test_a_checkpoint_cannot_name_a_class_of_a_library(folder):
         lrl.load_policy(folder / "bad.ckpt")
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights(folder):
+def test_a_stopped_run_resumes_to_the_same_weights(folder):
     whole, first, second = (tiny(PPO, "CartPole-v1", encoder=Doubled) for _ in range(3))
     quiet = {"accelerator": "cpu", "evaluation": None, "enable_progress_bar": False}
     lrl.Trainer(**quiet).fit(whole)
@@ -135,7 +135,7 @@ class Flat(nn.Module):
         (Flat, r"encoder Flat must turn observations \[B, ...\] into features \[B, F\]; of two it made \[\]"),
     ],
 )
-def test_what_is_no_encoder_is_told_in_one_line(encoder, says):
+def test_an_invalid_encoder_is_reported_in_one_line(encoder, says):
     with pytest.raises(SettingError, match=says):
         make_encoder(SPACE, encoder, 16)
 

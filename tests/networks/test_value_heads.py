@@ -43,7 +43,7 @@ def test_the_loss_of_a_histogram_decides_nothing_by_numbers_so_that_it_can_be_co
     ("support", "said"),
     [([5], "two integers, low and high, got [5]"), ([5, 5], "low 5 must be below high 5"), ([0.5, 2], "value_support must be an integer")],
 )
-def test_a_support_that_is_none_is_refused(support, said):
+def test_an_invalid_support_is_refused(support, said):
     with pytest.raises(SettingError, match="value_support") as error:
         make_value_head("identity", support)
     assert said in str(error.value)

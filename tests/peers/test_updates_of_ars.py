@@ -17,7 +17,7 @@ PAIRS, TOP, SIZE = 6, 4, 3
 
 
 @pytest.mark.parametrize("offset", [0.0, -1.0])
-def test_a_step_equals_that_of_sb3_contrib_but_for_the_deviation_of_a_sample(offset, monkeypatch):
+def test_a_step_equals_that_of_sb3_contrib_except_for_the_deviation_of_a_sample(offset, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     deltas, returns = torch.randn(PAIRS, SIZE, generator=generator), torch.randn(PAIRS, 2, generator=generator)
     lengths = torch.randint(1, 9, (PAIRS, 2), generator=generator)

@@ -71,7 +71,7 @@ def test_the_tables_hold_numbers_worked_by_hand(two_groups, capfd):
     assert ["PPO/v3", "PPO", "3", "200", "1,000.0"] in lines
 
 
-def test_a_threshold_that_nobody_reaches_takes_no_time(two_groups, capfd):
+def test_a_threshold_that_no_run_reaches_has_no_time(two_groups, capfd):
     status, out, err = run("compare A2C --threshold 1e3", capfd)
     assert (status, err) == (0, "")
     assert "Until a mean return of 1,000, median of the seeds" in out

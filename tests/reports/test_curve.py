@@ -72,7 +72,7 @@ def test_without_matplotlib_the_extra_is_named(folder, monkeypatch):
         trained(folder, plot=True)
 
 
-def test_a_disk_that_refuses_the_picture_does_not_end_the_run(folder, monkeypatch, capsys):
+def test_a_failing_disk_for_the_picture_does_not_end_the_run(folder, monkeypatch, capsys):
     def refuse(path, content):
         raise OSError(28, os.strerror(28))
 

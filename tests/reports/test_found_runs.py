@@ -113,7 +113,7 @@ def test_schedules_have_a_short_form(tmp_path):
     }
 
 
-def test_numbers_in_names_have_only_the_digits_that_tell_them_apart(tmp_path):
+def test_numbers_in_names_have_only_the_digits_that_distinguish_them(tmp_path):
     for name, rate in {"a": 0.009859752140720513, "b": 0.00031234567, "c": 0.00031234999}.items():
         write_run(tmp_path / name, {1: [1]}, learning_rate=rate)
     assert labels_of(tmp_path) == {"PPO learning_rate=0.00985975": 1, "PPO learning_rate=0.000312346": 1, "PPO learning_rate=0.00031235": 1}
@@ -254,7 +254,7 @@ def test_the_only_evaluation_is_left_out_if_it_was_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("points", [5, [[0]], None])
-def test_a_schedule_of_points_that_are_none_is_shown_as_it_is(points, tmp_path):
+def test_a_schedule_with_invalid_points_is_shown_as_it_is(points, tmp_path):
     folder = write_run(tmp_path / "a", {1: [1]}, learning_rate={"schedule": "piecewise", "points": points})
     assert read_run(folder).settings["learning_rate"] == f"piecewise {points}"
 

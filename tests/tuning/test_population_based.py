@@ -155,7 +155,7 @@ def test_a_copied_run_has_the_files_of_the_other_and_none_of_its_own(tmp_path):
     assert found == dict.fromkeys(names, "good")
 
 
-def test_a_packaged_space_is_varied_but_for_what_cannot_change_in_a_run():
+def test_a_packaged_space_varies_except_for_settings_that_cannot_change_in_a_run():
     packaged = read_space(find_space(None, algorithm_class("PPO", Algorithm)))
     varied = [each.path for each in mutable_space(packaged, is_packaged=True).dimensions]
     assert "model.learning_rate" in varied and not {"model.net_arch", "model.n_steps", "model.batch_size"} & {*varied}
