@@ -346,7 +346,7 @@ def ddp_trial(options: argparse.Namespace) -> bool:
             (line,) = [line for line in err.splitlines() if line.startswith("error: ")] or [err[-500:]]
             programs[victim].wait()
             cells = (f"programs of machine {victim + 1} are killed", 2, f"{steps(root):,}", "", "", f"1 after {seconds:.1f} s: `{line}`")
-            table.row(*cells, right="another process of this run is gone" in line and seconds < 60)
+            table.row(*cells, right="another process of this run died" in line and seconds < 60)
         for ranks in (2, 1):
             reached = steps(root)
             goal = reached // 512 * 512 + 8192

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_rl import startup
 
-if startup.is_program():  # before what takes long to import
+if startup.is_program():  # before the slow imports
     startup.leave_when_interrupted()
 
 from importlib import import_module
@@ -37,7 +37,7 @@ ALGORITHMS = {
 }
 
 MODELS = {**ALGORITHMS, "MultiAgent": "lightning_rl.algorithms.multi_agent"}
-"""What can be trained: an algorithm, or several of them in one world."""
+"""What can be trained: an algorithm, or several algorithms in one environment."""
 EXPORTS = {
     **MODELS,
     "Algorithm": "lightning_rl.algorithms.algorithm",
@@ -84,7 +84,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # imported when first used: `lightning-rl --version` needs no torch
+    # imported on first use: `lightning-rl --version` needs no torch
     if name in EXPORTS:
         with startup.importing():
             return getattr(import_module(EXPORTS[name]), name)

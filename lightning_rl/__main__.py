@@ -1,4 +1,4 @@
-"""Run the program: `python -m lightning_rl`."""
+"""Run the command line: `python -m lightning_rl`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Compile losses and their gradients with torch's own compiler, for `compile: true`, and `auto` where a run is long enough."""
+"""Compile losses and their gradients with `torch.compile`, for `compile: true`, and for `auto` if the run is long enough."""
 
 import math
 import os
@@ -20,22 +20,24 @@ from lightning_rl.threads import has_convolutions
 from lightning_rl.types import Tree, tree_leaves, tree_map
 
 MIN_UPDATES = {"cpu": 40_000, "cuda": 20_000}
-"""Fewest updates of a run that `auto` compiles: the first time on a machine compiling takes 16 to 25 s on a CPU, repaid at 0.4 ms an update
-of narrow layers and 0.5 to 3.6 of wide ones, and 14 s on an H100, repaid at 2.9 where a launch takes 10 µs (benchmarks/notes.md)."""
+"""Minimum number of updates in a run for `auto` to compile. On a CPU, the first compilation on a machine takes 16 to 25 s and saves 0.4 ms
+per update for narrow layers and 0.5 to 3.6 ms for wide ones. On an H100 it takes 14 s and saves 2.9 ms where a kernel launch takes 10 µs
+(benchmarks/notes.md)."""
 
 
 class CompiledLoss:
-    """A loss of an algorithm and its gradient in one compiled function, called as the method is.
+    """A loss of an algorithm and its gradient in one compiled function, called like the loss method.
 
-    The first call with tensors of some shapes compiles, which takes seconds; on a GPU later ones are a CUDA graph each. Scheduled settings
-    go in as tensors, so that new values do not compile again; arrays, such as the places of rows in a buffer, do not go in. Only the first
-    element of what it returns has a gradient.
+    The first call with new tensor shapes compiles, which takes seconds. On a GPU, each later call replays a CUDA graph. Scheduled settings
+    are passed as tensors, so that new values do not trigger recompilation. Arrays, such as row indices into a buffer, are not passed. Only
+    the first element of the result has a gradient.
 
     Args:
-        loss: the method, which returns a scalar or a tuple that begins with it.
-        optimizer: of the parameters that it has a gradient for, zeros where it does not reach them; no tensor that goes in may need one.
-        scaler: of 16-bit precision, by whose scale the loss is multiplied before it is differentiated; a disabled one does nothing.
-        say: prints that the loss is computed without compiling where it cannot be compiled; None: that is an error.
+        loss: the method, which returns a scalar or a tuple that begins with one.
+        optimizer: of the parameters to differentiate for; the gradient is zero for parameters that the loss does not use. No input tensor
+            may require a gradient.
+        scaler: for 16-bit precision; its scale multiplies the loss before differentiation. A disabled one does nothing.
+        say: prints that a loss cannot be compiled and runs uncompiled; None: raise an error instead.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class CompiledLoss:
         self._begin()
 
     def _begin(self) -> None:
-        """Prepare to compile for what the optimizer moves now."""
+        """Prepare to compile for the optimizer's current parameters."""
         self.num_groups, self.parameters = len(self.optimizer.param_groups), parameters_of(self.optimizer)
         loss, parameters = self.loss, self.parameters
 
@@ -80,30 +82,30 @@ class CompiledLoss:
             line = f"{self.name} cannot be compiled: {why(error)}"
             if self.say is None:
                 raise SettingError(f"compile: {line}") from error
-            self.say(f"compile auto: {line}; it runs as it is written")
+            self.say(f"compile auto: {line}; it runs uncompiled")
             self.compute = None
             return self.loss(*batch, **named)
-        if self.graphs:  # the next call overwrites what this one returned
+        if self.graphs:  # the next call overwrites the outputs of this one
             value, gradient, rest = copy_all((value, gradient, rest))
         value = with_gradient(value, gradient, self.parameters, self.optimizer, scale)
         return (value, *rest) if rest else value
 
 
 class GraphOutsideError(Exception):
-    """A tensor that goes into a compiled loss needs a gradient itself, which the compiled function does not compute."""
+    """An input of a compiled loss requires a gradient, which the compiled function does not compute."""
 
 
 def as_input(leaf: Any, device: torch.device | None = None) -> Tree:
-    """Return what a compiled function takes in place of a leaf of a batch, numbers as tensors on a device. Raises `GraphOutsideError`."""
+    """Convert a leaf of a batch to an input of a compiled function, with floats as tensors on a device. Raises `GraphOutsideError`."""
     if isinstance(leaf, np.ndarray):
         return ()
     if isinstance(leaf, Tensor) and leaf.requires_grad:
-        raise GraphOutsideError("a tensor that it is given needs a gradient; compute it in the loss, or detach it")
+        raise GraphOutsideError("an input tensor requires a gradient; compute it in the loss, or detach it")
     return torch.full((), leaf, device=device) if isinstance(leaf, float) else leaf
 
 
 def copy_all(tree: Tree) -> Any:
-    """Copy the tensors of a tree that begins with a number, all numbers like it at once."""
+    """Copy the tensors of a tree that begins with a scalar; all scalars of its dtype and device are copied together."""
     leaves = tree_leaves(tree)
 
     def is_alike(leaf: Any) -> bool:
@@ -114,21 +116,21 @@ def copy_all(tree: Tree) -> Any:
 
 
 def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
-    """Return the compiled losses of an algorithm by the names of their methods; none where `auto` would not repay the seconds it takes.
+    """Return the compiled losses of an algorithm by method name; none if `auto` expects that compiling would not pay off.
 
-    Raises `SettingError`: there is no such method, no optimizer for it, or torch is too old.
+    Raises `SettingError`: a loss method is missing or has no optimizer, or torch is too old.
     """
     if algorithm.compile is False or (algorithm.compile == "auto" and not repays(algorithm)):
         return {}
     if reason := why_not(algorithm):
         if algorithm.compile is True:
             raise SettingError(f"compile: {reason}")
-        algorithm.say(f"compile auto: {reason}; losses run as they are written")
+        algorithm.say(f"compile auto: {reason}; losses run uncompiled")
         return {}
     if algorithm.compile == "auto":
-        takes = "in some 20 s the first time on a machine, in 4 later"
-        algorithm.say(f"compile auto: losses are compiled when first used, {takes}; compile false runs them as they are written")
-    torch.compiler.reset()  # else the losses of earlier runs in this process count towards the limit of what is kept
+        takes = "which takes about 20 s the first time on a machine and 4 s later"
+        algorithm.say(f"compile auto: losses are compiled when first used, {takes}; compile false runs them uncompiled")
+    torch.compiler.reset()  # or the losses of earlier runs in this process would count towards the cache limit
     torch._dynamo.config.trace_autograd_ops = True  # a loss is compiled with its gradient
     kind, say = type(algorithm).__name__, algorithm.say if algorithm.compile == "auto" else None
     return {
@@ -138,7 +140,7 @@ def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
 
 
 def why_not(algorithm: Any) -> str:
-    """Return why the losses of an algorithm cannot be compiled; nothing where they may be."""
+    """Return why the losses of an algorithm cannot be compiled; an empty string if they can."""
     kind, losses, num = type(algorithm).__name__, algorithm.losses, len(algorithm.own_optimizers)
     for name in losses:
         if not hasattr(algorithm, name):
@@ -150,7 +152,7 @@ def why_not(algorithm: Any) -> str:
 
 
 def repays(algorithm: Any) -> bool:
-    """Whether compiling is repaid, by the settings alone: in a long run, on a CPU without convolutions and where there is a compiler."""
+    """Return whether compiling pays off, judged by settings: the run is long, and on a CPU there is a compiler and no convolution."""
     is_cut, device = algorithm.trainer.fast_dev_run or algorithm.trainer.max_steps != -1, algorithm.device.type
     if is_cut or algorithm.memory is not None or algorithm.planned_updates < MIN_UPDATES.get(device, math.inf):
         return False
@@ -158,7 +160,7 @@ def repays(algorithm: Any) -> bool:
 
 
 def why(error: BaseException) -> str:
-    """Return in one line why something cannot be compiled."""
+    """Return a one-line reason why something cannot be compiled."""
     if any(type(cause).__name__ == "InvalidCxxCompiler" for cause in causes_of(error)):
         return "there is no C++ compiler on this machine; install g++, or leave compile out"
     if "data-dependent" in str(error):

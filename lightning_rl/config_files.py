@@ -1,4 +1,4 @@
-"""Config files: YAML in which `1e6` is a number, by path or by the name of a packaged config."""
+"""Read config files: YAML in which `1e6` is a number, by path or by the name of a packaged config."""
 
 import re
 import sys
@@ -15,20 +15,20 @@ from lightning_rl.errors import SettingError, check_path, nearest
 from lightning_rl.startup import config_folder
 
 Plain = dict[str, Any]
-"""A mapping as YAML holds it: of texts, numbers, lists and mappings."""
+"""A mapping of plain YAML values: strings, numbers, lists and mappings."""
 
 BOOL, FLOAT, MERGE, TEXT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "merge", "str"))
 NUMBER_WITH_EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
 MAX_DEPTH = 100
-"""Of mappings and lists inside one another; our configs have less than ten."""
+"""Maximum nesting of mappings and lists; our configs have fewer than ten levels."""
 MAX_SHARED_VALUES = 10_000
-"""Values that aliases and merges may add to those that are written out."""
+"""Number of values that aliases and merges may add to those that are written out."""
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1 without its surprises: `1e6` is 1000000 and not a string, `off`, `no` and `y` are words, no key may appear twice.
+    """YAML 1.1 without its surprises: `1e6` is 1000000 and not a string, `off`, `no` and `y` are strings, and keys are unique.
 
-    Hostile files fail at the line of the mistake: thousands of brackets, aliases that multiply, integers larger than any float.
+    Malicious files fail with the line of the problem: thousands of brackets, aliases that multiply, integers larger than any float.
     """
 
     def __init__(self, text: str) -> None:
@@ -36,7 +36,7 @@ class Loader(yaml.SafeLoader):
         self.max_keys, self.depth, self.keys = len(text) + MAX_SHARED_VALUES, 0, 0
 
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
-        """Find the type of a value that has no tag."""
+        """Infer the type of a value that has no tag."""
         tag = super().resolve(kind, value, implicit)
         if kind is yaml.ScalarNode and value and implicit[0]:  # not in quotes
             if NUMBER_WITH_EXPONENT.fullmatch(value):
@@ -48,20 +48,20 @@ class Loader(yaml.SafeLoader):
         """Read a value unless it is nested too deeply."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise ComposerError(None, None, f"more than {MAX_DEPTH} brackets inside one another", self.peek_event().start_mark)
+            raise ComposerError(None, None, f"more than {MAX_DEPTH} nested brackets", self.peek_event().start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge what `<<` names unless it multiplies."""
+        """Merge the mappings of `<<`, up to a maximum number of keys."""
         super().flatten_mapping(node)
         self.keys += len(node.value)
         if self.keys > self.max_keys:
             raise ConstructorError(None, None, f"<< merges more than {self.max_keys:,} keys", node.start_mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Build a value; name the line of one that its tag cannot have."""
+        """Build a value; report the line of a value that is invalid for its tag."""
         start = repr(node.value[:30]) if isinstance(node, yaml.ScalarNode) else "this"
         try:
             value = super().construct_object(node, deep)
@@ -75,12 +75,12 @@ class Loader(yaml.SafeLoader):
         return value
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Build a float, or an integer where an exponent makes a whole number."""
+        """Build a float, or an integer if a number with an exponent is whole."""
         text = self.construct_scalar(node)
         return as_number(text) if NUMBER_WITH_EXPONENT.fullmatch(text) else self.construct_yaml_float(node)
 
     def construct_unique(self, node: yaml.MappingNode) -> dict[Hashable, object]:
-        """Build a mapping whose keys are words or integers, each of them once."""
+        """Build a mapping whose keys are unique strings or integers."""
         keys: list[object] = []
         for key_node, _ in node.value:
             if key_node.tag == MERGE:
@@ -90,7 +90,7 @@ class Loader(yaml.SafeLoader):
                 reason = "appears twice" if key in keys else "is not a word"
                 raise ConstructorError(None, None, f"the key {key!r} {reason}", key_node.start_mark)
             keys.append(key)
-        self.flatten_mapping(node)  # `<<: *other` comes first, so that keys of this mapping win
+        self.flatten_mapping(node)  # `<<: *other` comes first, so that this mapping's keys override it
         return dict(self.construct_pairs(node, deep=True))
 
 
@@ -99,22 +99,22 @@ Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_unique)
 
 
 def as_mapping(key: str, value: object, where: str = "") -> Plain:
-    """Return a part of a file that must be a mapping; {} where it is null."""
+    """Return a part of a file that must be a mapping; {} if it is null."""
     if value is not None and not isinstance(value, dict):
         raise SettingError(f"{key}{where} must be a mapping of settings, got {value!r}")
     return value or {}
 
 
 def as_number(text: str) -> int | float:
-    """Convert a number with an exponent: to an integer where it is whole."""
+    """Convert a number with an exponent, to an integer if it is whole."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < 2**63 else value
 
 
 def read_config(name: str) -> Plain:
-    """Read a config file, or a packaged one by its name such as `ppo/cartpole`.
+    """Read a config file, or a packaged config by name, such as `ppo/cartpole`.
 
-    Raises `SettingError`: no such file, not UTF-8, not YAML, or not a mapping.
+    Raises `SettingError`: the file does not exist, is not UTF-8, not YAML, or not a mapping.
     """
     config = parse_file(find_config(name), name)
     if not isinstance(config, dict):
@@ -124,7 +124,7 @@ def read_config(name: str) -> Plain:
 
 
 def find_config(name: str) -> Path:
-    """Find the file of that name, or the packaged config."""
+    """Find the config file or packaged config of this name."""
     folder = config_folder()
     check_path("--config", name)
     for path in (Path(name), folder / f"{name.removeprefix('configs/').removesuffix('.yaml')}.yaml"):
@@ -155,7 +155,7 @@ def parse(text: str, source: str) -> Any:
         raise SettingError(f"{source} is not valid YAML: {error}") from error
     limit = len(text) + MAX_SHARED_VALUES
     if sum(1 for _ in islice(_values(parsed), limit + 1)) > limit:
-        raise SettingError(f"{source} holds more than {limit:,} values: its aliases multiply")
+        raise SettingError(f"{source} expands to more than {limit:,} values through its aliases")
     return parsed
 
 
@@ -166,7 +166,7 @@ def _values(tree: object) -> Iterator[object]:
 
 
 def spell_out(config: Plain) -> Plain:
-    """Turn `model: PPO` and `env: CartPole-v1` into mappings."""
+    """Expand `model: PPO` and `env: CartPole-v1` into mappings."""
     if isinstance(config.get("model"), str):
         config["model"] = {"class_path": config["model"]}
     model = config.get("model")
@@ -177,7 +177,7 @@ def spell_out(config: Plain) -> Plain:
 
 
 def in_one_line(config: Plain) -> str:
-    """Write a config as one line of YAML, with the type of each value: jsonargparse reads JSON's NaN and Infinity as words."""
+    """Write a config as one line of YAML, with the type of each value. JSON will not do: jsonargparse reads its NaN as a string."""
     return yaml.safe_dump(config, default_style='"', default_flow_style=True, sort_keys=False, width=float("inf")).strip()
 
 

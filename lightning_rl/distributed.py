@@ -1,4 +1,4 @@
-"""The ranks of a run: what they share, and what happens when one of them is lost."""
+"""Distributed runs: collectives over ranks, and what happens when a rank dies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lightning_rl.errors import LostRankError, SettingError
 from lightning_rl.startup import RAN_THE_PROGRAM, UNGUARDED
 
 if TYPE_CHECKING:
-    import pytorch_lightning as pl  # which workers do without
+    import pytorch_lightning as pl  # not needed by workers
 
 T = TypeVar("T")
 
 
 class Counted(Protocol):
-    """An algorithm that counts what it did, and prints lines for the user."""
+    """An algorithm that counts its progress and prints lines for the user."""
 
     counter: str
 
@@ -38,13 +38,13 @@ class Counted(Protocol):
 
 
 def num_ranks() -> int:
-    """Return how many processes learn together."""
+    """Return the number of ranks that train together."""
     is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if is_shared else 1
 
 
 def sum_over_ranks(number: Tensor) -> Tensor:
-    """Add up a tensor over all ranks."""
+    """Sum a tensor over all ranks."""
     if num_ranks() == 1:
         return number
     total = number.detach().clone()
@@ -53,7 +53,7 @@ def sum_over_ranks(number: Tensor) -> Tensor:
 
 
 def sum_with_gradient(number: Tensor) -> Tensor:
-    """Add up a tensor over all ranks, whose losses all have a gradient for each rank's own part."""
+    """Sum a tensor over all ranks; the losses of all ranks backpropagate to each rank's own part."""
     return number if num_ranks() == 1 else all_reduce(number)
 
 
@@ -63,7 +63,7 @@ def mean_over_ranks(number: Tensor) -> Tensor:
 
 
 def of_all_ranks(thing: T) -> list[T]:
-    """Gather what each rank has, in their order."""
+    """Gather an object from each rank, in rank order."""
     things = [thing] * num_ranks()
     if len(things) > 1:
         torch.distributed.all_gather_object(things, thing)
@@ -71,11 +71,11 @@ def of_all_ranks(thing: T) -> list[T]:
 
 
 SUMMED = ("rollout/replaced_steps",)
-"""Metrics that each rank counts of its own environments."""
+"""Metrics that each rank counts for its own environments."""
 
 
 def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Merge the metrics of all ranks: the mean of those that have one; counts of environments' events, `env/…` and `SUMMED`, add up."""
+    """Merge the metrics of all ranks: average each over the ranks that have it, and sum counts of events (`env/…` and `SUMMED`)."""
     ranks = of_all_ranks(metrics)
     if len(ranks) == 1:
         return metrics
@@ -85,10 +85,10 @@ def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
-    """End this process with one line where another process of the run ends.
+    """Turn the failure of another process of the run into a one-line error of this one.
 
-    Raises `LostRankError`: another process was killed or failed. Raises `SettingError`: a process that was started here raised it, or the
-    program trains as it is imported.
+    Raises `LostRankError`: another process was killed or failed. Raises `SettingError`: a process started here raised it, or the program
+    starts training when it is imported.
     """
     try:
         yield
@@ -101,34 +101,34 @@ def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
             raise
         if getattr(error, "exit_code", None) == RAN_THE_PROGRAM:
             raise SettingError(UNGUARDED) from None
-        # of torch's reason the first sentence, without the place in its code
+        # the first sentence of torch's message, without its source location
         reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()[0].partition(". ")[0]
         at = f" at {algorithm.count:,} {algorithm.counted}" if algorithm.count else ""
-        message = f"another process of this run is gone{at} ({reason}); --ckpt_path last continues from what was saved"
+        message = f"another process of this run died{at} ({reason}); --ckpt_path last resumes from the last save"
         raise LostRankError(message) from error
 
 
 def _is_collective(error: BaseException) -> bool:
-    """Return whether an error was raised while ranks communicated."""
+    """Return whether an error was raised in a collective of the ranks."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return modules[-1].startswith("torch.distributed")
 
 
 def forward_signal(trainer: pl.Trainer, number: int) -> None:
-    """Pass a signal on to the processes that this one waits for; as another one, as they may have received this one too."""
+    """Forward a signal to the processes that this one waits for, as a different signal: they may have received the original too."""
     launcher = trainer.strategy.launcher
     if launcher is not None and _waits_for_ranks(trainer):
         launcher.kill(signal.SIGTERM if number == signal.SIGUSR1 else signal.SIGUSR1)
 
 
 def take_counts(trainer: pl.Trainer, algorithm: object, names: Iterable[str]) -> None:
-    """Take the counts of a run from processes that were spawned or forked; Lightning brings back weights and metrics."""
+    """Copy the counts of a run from spawned or forked processes; Lightning brings back only weights and metrics."""
     if _waits_for_ranks(trainer):
         for name in names:
             setattr(algorithm, name, int(trainer.callback_metrics[name]))
 
 
 def _waits_for_ranks(trainer: pl.Trainer) -> bool:
-    """Return whether all ranks are children of this process, and not, as with programs that were started, all but the first."""
+    """Return whether all ranks are children of this process (spawned or forked), not all but the first (started as programs)."""
     processes = list(getattr(trainer.strategy.launcher, "procs", []))
     return len(processes) > 0 and not isinstance(processes[0], subprocess.Popen)

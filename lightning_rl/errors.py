@@ -1,4 +1,4 @@
-"""Errors of users in one sentence: the key, its value, the reason, and the way out."""
+"""User errors in one sentence: the key, its value, the reason and the fix."""
 
 import difflib
 import errno
@@ -16,23 +16,23 @@ from typing import TypeVar
 Settings = TypeVar("Settings")
 PACKAGE = Path(__file__).parent
 LIBRARIES = (PACKAGE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
-"""Folders of code that is ours, Python's or installed."""
+"""Folders of this package, Python's standard library and installed packages."""
 
 
 def printable(text: str) -> str:
-    """Escape the control characters of a text, so that a terminal shows and does not obey them; line ends stay."""
+    """Escape control characters except newlines, so that a terminal shows them and does not execute them."""
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
 
 
 def short_number(number: float) -> str:
-    """Return a number in three digits, or whole where it has more: `0.0123`, `-1.5`, `212`, `12,345`."""
+    """Format a number with three significant digits, or as an integer from 100 on: `0.0123`, `-1.5`, `212`, `12,345`."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 class SettingError(Exception):
     """A setting, file or environment that cannot be used. The command line prints it as one line and exits with status 2.
 
-    Not a `ValueError`: jsonargparse would take one for a wrong type and bury the message.
+    Not a `ValueError`: jsonargparse would treat that as a wrong type and hide the message.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -47,7 +47,7 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def place_in_code(error: BaseException) -> str:
-    """Return the file and line of a user's code that raised an error, as ` (my_env.py:41)`; nothing where it was raised elsewhere."""
+    """Return the file and line of user code that raised an error, as ` (my_env.py:41)`; an empty string if it was raised elsewhere."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if not (frame.filename.startswith("<") or "dist-packages" in file.parts or any(map(file.is_relative_to, LIBRARIES))):
@@ -56,13 +56,13 @@ def place_in_code(error: BaseException) -> str:
 
 
 def was_raised_in(error: BaseException, *packages: ModuleType) -> bool:
-    """Return whether the line that raised an error is in this package or one of others."""
+    """Return whether the line that raised an error is in this package or one of the given ones."""
     file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     return any(map(file.is_relative_to, (PACKAGE, *(Path(str(package.__file__)).parent for package in packages))))
 
 
 class NotFiniteError(SettingError):
-    """A value that is NaN or infinite. The run stops; it can be continued from its last save."""
+    """A value is NaN or infinite. The run stops; it can be resumed from its last save."""
 
 
 class LostRankError(Exception):
@@ -70,17 +70,17 @@ class LostRankError(Exception):
 
 
 class RunStoppedError(Exception):
-    """Work that stopped because somebody asked the run to stop; nothing was changed."""
+    """Work was canceled because the run was asked to stop; nothing was changed."""
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean X?` for the closest of `names`; an empty text when there is none."""
+    """Return `; did you mean X?` for the closest of `names`; an empty string if none is close."""
     found = closest_of(name, names)
     return f"; did you mean {found}?" if found else ""
 
 
 def closest_of(name: str, names: Iterable[str]) -> str | None:
-    """Return one of `names` in another case, or with letters swapped, or else the closest, or one that starts like it; None: none is."""
+    """Return the name that differs only in case or letter order, else the closest, else one with this prefix; None: no match."""
     names, small = sorted(set(names)), name.casefold()
     same_word = [each for each in names if each.casefold() == small]
     same_letters = [each for each in names if sorted(each.casefold()) == sorted(small)]
@@ -94,7 +94,7 @@ def closest_of(name: str, names: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the suggestion of `closest`, or all names when none is close and they are few."""
+    """Return the suggestion of `closest`, or all names if none is close and there are at most 15."""
     names = sorted(set(names))
     return closest(name, names) or (f"; choose from {', '.join(names)}" if 0 < len(names) <= 15 else "")
 
@@ -113,7 +113,7 @@ def check_range(
 
 
 def check_seed(name: str, value: object) -> None:
-    """Raise `SettingError` unless value is a seed that all generators take: an integer of 32 bits, not negative."""
+    """Raise `SettingError` unless value is a seed that all generators accept: a non-negative integer of 32 bits."""
     check_range(name, value, 0, 2**32 - 1, whole=True)
 
 
@@ -141,10 +141,10 @@ def check_names(prefix: str, given: Iterable[object], known: Iterable[str], owne
     """Raise `SettingError` for the first key that is not among the known names.
 
     Args:
-        prefix: of each key.
-        given, known: the keys that there are, and those that there may be.
-        owner: whose these are, such as ` of PPO`.
-        where: the file that has the keys, such as ` in a.yaml`.
+        prefix: prefix of each key.
+        given, known: the keys to check, and the allowed keys.
+        owner: whose settings these are, such as ` of PPO`.
+        where: the file that contains the keys, such as ` in a.yaml`.
     """
     known = list(known)
     for key in given:
@@ -153,7 +153,7 @@ def check_names(prefix: str, given: Iterable[object], known: Iterable[str], owne
 
 
 def check_path(name: str, path: str | os.PathLike[str]) -> None:
-    """Raise `SettingError` for a path that no file can have: too long, or with a NUL or an invalid character."""
+    """Raise `SettingError` for an impossible path: too long, or with a NUL or an invalid character."""
     try:
         os.lstat(path)
     except (ValueError, TypeError) as error:
@@ -164,14 +164,14 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
 
 
 def as_settings(name: str, kind: type[Settings], setting: object) -> Settings:
-    """Return settings as a dataclass; from Python they may be a mapping.
+    """Return settings as a dataclass; Python code may pass a mapping.
 
-    Raises `SettingError`: they are something else, or have an unknown name.
+    Raises `SettingError`: the setting is of another type, has an unknown name, or lacks a required one.
     """
     if isinstance(setting, kind):
         return setting
     if not isinstance(setting, Mapping):
-        instead = "; None is none" if setting is False else ""
+        instead = "; use None for none" if setting is False else ""
         raise SettingError(f"{name} must be {kind.__name__}(…) or a mapping of its settings, got {setting!r}{instead}")
     settings = fields(kind)  # type: ignore[arg-type]
     check_names(f"{name}.", setting, [field.name for field in settings])

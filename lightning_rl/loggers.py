@@ -1,4 +1,4 @@
-"""Write `metrics.csv` and `evaluations.csv`, and pass rows to other loggers; a full disk does not end a run."""
+"""Write `metrics.csv` and `evaluations.csv`, and pass rows to other loggers; a full disk does not stop a run."""
 
 import csv
 import itertools
@@ -30,17 +30,17 @@ Row = Mapping[str, object]
 
 
 class Speaker(Protocol):
-    """What prints lines for the user."""
+    """An object that prints lines for the user."""
 
     @property
     def say(self) -> Callable[[str], None]: ...
 
 
 class MetricsLogger(Logger):
-    """Writes `metrics.csv`: the run's count first, each row flushed as it is written. A new metric adds a column to the whole file.
+    """Writes `metrics.csv`, with the run's count in the first column. Each row is flushed; a new metric adds a column to the whole file.
 
     Args:
-        count: returns how far the run is; Lightning's own rows, which have the number of iterations, get this instead.
+        count: returns the run's progress; it replaces the iteration number in the rows that Lightning logs.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class MetricsLogger(Logger):
 
 
 class CsvTable:
-    """A CSV file to which a run adds rows. None is lost: those that the disk refuses wait until it takes them.
+    """A CSV file to which a run appends rows. No row is lost: rows that cannot be written are retried later.
 
-    A file that this process did not leave like that (deleted, cut, replaced) is read and written again as a whole, and one without the
-    counter's column is renamed. A link is replaced, never written through.
+    A file that something else has changed (deleted, truncated, replaced) is read and rewritten as a whole. One without the counter's
+    column is renamed. A symbolic link is replaced, never followed for writing.
 
     `counter`: the column of the run's count.  `say`: prints a line for the user.
     """
@@ -99,23 +99,23 @@ class CsvTable:
         self.left_as: tuple[int, int] | None = None
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Write rows, after those that wait. Where the disk refuses, print a line once and let them wait."""
+        """Write rows, after those that are pending. If that fails, print a line once and keep them pending."""
         new = list(rows)
         try:
             self._add([*self.waiting, *new])
             self.waiting = []
         except OSError as error:
             if not self.waiting:
-                self.say(f"{self.file} could not be written ({error.strerror or error}): its rows wait until it can be, the run goes on")
+                self.say(f"{self.file} could not be written ({error.strerror or error}): its rows are retried later, the run goes on")
             self.waiting += new
 
     def cut_back(self, count: int) -> None:
-        """Remove rows beyond a checkpoint from which the run continues; raises `OSError` where the disk refuses."""
+        """Remove rows past the checkpoint from which the run resumes. Raises `OSError`: the file cannot be written."""
         if os.path.lexists(self.file):
             self._write([row for row in self._read() if _number(row[self.counter]) <= count])
 
     def finish(self) -> None:
-        """Write what still waits, or report that it is lost."""
+        """Write pending rows, or report that they are lost."""
         if self.waiting:
             self.add([])
         if self.waiting:
@@ -132,22 +132,22 @@ class CsvTable:
             with open(os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb", buffering=0) as stream:
                 written = stream.write(data)
                 if written < len(data):
-                    stream.write(data[written:])  # raises why the disk refuses
+                    stream.write(data[written:])  # raises the reason
         except OSError:
             with suppress(OSError):
-                os.truncate(self.file, size)  # half a row would spoil the next one
+                os.truncate(self.file, size)  # half a row would corrupt the next one
             raise
         self.left_as = inode, size + len(data)
 
     def _write(self, rows: list[Row]) -> None:
-        """Replace the file as a whole, or leave it as it is."""
+        """Replace the whole file atomically."""
         columns = list(dict.fromkeys([self.counter, *itertools.chain.from_iterable(rows)]))
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.file, _as_text(columns, [dict(zip(columns, columns, strict=True)), *rows]))
         self.columns, self.left_as = columns, _identity(self.file)
 
     def _read(self) -> list[dict[str, str]]:
-        """Read the rows of the file; one that is not a table of this run is renamed."""
+        """Read the rows of the file; a file that is not a table of this run is renamed."""
         if self._is_foreign():
             names = (self.file.with_name(f"{self.file.name}.unreadable{number or ''}") for number in itertools.count())
             name = next(name for name in names if not os.path.lexists(name))
@@ -160,12 +160,12 @@ class CsvTable:
             return False
         try:
             return not self.file.is_file() or (self.file.stat().st_size > 0 and self.counter not in next(iter(_lines(self.file)), []))
-        except OSError:  # it may not be read
+        except OSError:  # no permission to read it
             return True
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV file, without what a kill or a full disk left of a row; none if there is no file."""
+    """Read the rows of a CSV file, without incomplete rows from a kill or a full disk; no rows if the file does not exist."""
     columns, *rows = _lines(file) or [[]]
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
@@ -177,7 +177,7 @@ def _as_text(columns: list[str], rows: Iterable[Row]) -> str:
 
 
 def _lines(file: Path) -> list[list[str]]:
-    """Read the cells of all lines that end, each line alone: an open quote in one does not swallow the others."""
+    """Read the cells of all complete lines, each line separately: an open quote in one line does not swallow the others."""
     if not file.is_file():
         return []
     text = file.read_bytes()
@@ -191,7 +191,7 @@ def _lines(file: Path) -> list[list[str]]:
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """Return what changes when something else writes, cuts or replaces a file; None if it is not a regular file."""
+    """Return inode and size, which show that something else changed a file; None if it is not a regular file."""
     try:
         status = os.lstat(file)
     except OSError:
@@ -200,7 +200,7 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _number(text: str) -> float:
-    """Return the number in a cell; infinity, which is beyond every checkpoint, if it is none."""
+    """Return the number in a cell; infinity, which is past every checkpoint, if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -209,7 +209,7 @@ def _number(text: str) -> float:
 
 @contextmanager
 def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
-    """Print a line and go on where the system refuses to write."""
+    """Print a line and continue if something cannot be written."""
     try:
         yield
     except OSError as error:
@@ -217,35 +217,35 @@ def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
 
 
 def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float]) -> None:
-    """Pass a row of metrics and the run's count to all loggers, and to callbacks that monitor a metric."""
+    """Pass a row of metrics and the run's count to all loggers and to callbacks that monitor a metric."""
     row = {algorithm.counter: algorithm.count, **metrics}
-    for logger in reversed(trainer.loggers):  # ours is the last, and its file has the row whatever becomes of others
+    for logger in reversed(trainer.loggers):  # ours is last in the list: its file gets the row even if others fail
         try:
             with going_on(algorithm, f"a row of {type(logger).__name__}"):
                 logger.log_metrics(row, step=algorithm.count)
-        except Exception as error:  # TensorBoard wraps the error of its thread, and can write no more
+        except Exception as error:  # TensorBoard wraps the error of its thread, and cannot write any more
             refused = next((cause for cause in causes_of(error) if isinstance(cause, OSError)), None)
             if refused is None:
                 raise
-            algorithm.say(f"{type(logger).__name__} could not write and is left out, the run goes on: {refused.strerror or refused}")
+            algorithm.say(f"{type(logger).__name__} could not write and is turned off, the run goes on: {refused.strerror or refused}")
             trainer.loggers = [each for each in trainer.loggers if each is not logger]
     show_to_callbacks(trainer, row)
 
 
 def show_to_callbacks(trainer: pl.Trainer, metrics: Mapping[str, float]) -> None:
-    """Put metrics where callbacks such as EarlyStopping and ModelCheckpoint look for the one that they monitor."""
+    """Put metrics where callbacks such as EarlyStopping and ModelCheckpoint look for them."""
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
 
 
 HIDDEN_NOTICES = ("💡", "GPU available", "TPU available", "HPU available", "`Trainer.fit` stopped", "`weights_only` was not set")
-"""How advertisements of Lightning begin, and what it says of devices and defaults that nobody asked for."""
-warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning, "pytorch_lightning")  # its own use of torch, which no user can fix
+"""First words of Lightning's advertisements and of its notices about devices and defaults."""
+warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning, "pytorch_lightning")  # caused by Lightning; users cannot fix it
 for words in ("`.fit(ckpt_path=None)` was called without a model", '.fit(ckpt_path="last") is set, but there is no last checkpoint'):
-    warnings.filterwarnings("ignore", re.escape(words))  # said where OnExceptionCheckpoint is given; our Trainer finds checkpoints itself
+    warnings.filterwarnings("ignore", re.escape(words))  # printed with OnExceptionCheckpoint; our Trainer finds checkpoints itself
 
 
 def is_wanted(notice: logging.LogRecord) -> bool:
-    """Return whether a notice of Lightning tells something about the run."""
+    """Return whether a notice of Lightning is about the run."""
     return not notice.getMessage().startswith(HIDDEN_NOTICES)
 
 
@@ -262,20 +262,20 @@ def hidden_notices() -> Iterator[None]:
 
 @rank_zero_only
 def set_up_wandb(logger: WandbLogger, config: dict[str, Any], counter: str) -> None:
-    """Let Weights & Biases plot over what the run counts, as the other loggers do, and store the run's settings."""
+    """Make Weights & Biases plot over the run's count, like the other loggers, and store the run's settings."""
     init = logger._wandb_init
     if logger._offline:
-        init["mode"] = "offline"  # WANDB_MODE, which Lightning sets, is only read once per process
+        init["mode"] = "offline"  # Lightning sets WANDB_MODE, which is read only once per process
     if init["anonymous"] is None:
-        del init["anonymous"]  # wandb warns about it whatever its value
-    init["dir"] = init["dir"] and os.path.abspath(init["dir"])  # its service resolves a relative one where it was started
+        del init["anonymous"]  # wandb warns about any value
+    init["dir"] = init["dir"] and os.path.abspath(init["dir"])  # wandb's service resolves relative paths against its own folder
     logger.experiment.define_metric(counter)
     logger.experiment.define_metric("*", step_metric=counter, step_sync=True)
     logger.log_hyperparams({name: value for name, value in config.items() if name != "model"})
 
 
 def how_to_upload(logger: Logger) -> str | None:
-    """Return the command that uploads what a logger of Weights & Biases keeps offline; None for other loggers."""
+    """Return the command that uploads the files of an offline Weights & Biases logger; None for other loggers."""
     if not (isinstance(logger, WandbLogger) and logger._offline):
         return None
     return f"wandb sync {quote(os.path.relpath(os.path.dirname(logger.experiment.dir)))}"
@@ -283,7 +283,7 @@ def how_to_upload(logger: Logger) -> str | None:
 
 @contextmanager
 def quiet_tensorboard() -> Iterator[None]:
-    """Report an error of TensorBoard's thread on the disk with the next row, not with a traceback of the thread as well."""
+    """Suppress the traceback of an `OSError` in TensorBoard's thread; the error is reported with the next row."""
     before = threading.excepthook
 
     def report(failure: threading.ExceptHookArgs) -> None:

@@ -1,4 +1,4 @@
-"""Play the policies of several runs of a game against each other, and rate them by all results."""
+"""Play the policies of several runs of a game against each other, and rate them by their results."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -12,16 +12,16 @@ from lightning_rl.sharing.hub import is_address
 from lightning_rl.training.run_folder import environment_name
 
 ANCHOR = 1200.0
-"""The rating of the first player, which gives the numbers a meaning."""
+"""The rating of the first player, which fixes the scale."""
 SEED = 30_000
-"""Of the first game, which neither an evaluation of a run nor `evaluate` has played."""
+"""Seed of the first game; evaluations during runs and `evaluate` use other seeds."""
 
 
 class Matches(NamedTuple):
     """Results of players against each other.
 
-    players: their names.  environments: in which each was trained, empty for a scripted one.
-    scores: of player i against player j, by (i, j), both ways.  ratings: by player.
+    players: their names.  environments: where each was trained; empty for a scripted player.
+    scores: of player i against player j, keyed by (i, j), both ways.  ratings: by player.
     """
 
     players: list[str]
@@ -31,15 +31,15 @@ class Matches(NamedTuple):
 
 
 def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
-    """Play each pair of policies, which draw their actions; seats change from game to game.
+    """Play each pair of policies with sampled actions; seats rotate from game to game.
 
     Args:
-        players: checkpoints, folders of runs or `hf://USER/NAME`, of one game; all but the first may also
-            be `random` or the path of a scripted player.
-        games: of each pair.
+        players: checkpoints, run folders or `hf://USER/NAME` of one game, at least one; the others may also be `random` or the path of a
+            scripted player.
+        games: number of games for each pair.
 
     Raises:
-        SettingError: fewer than two players, one that does not exist or cannot play this game, or a number out of range.
+        SettingError: there are fewer than two players, a player does not exist or cannot play this game, or a number is out of range.
     """
     names = [str(each) for each in players]
     check_range("games", games, 2, whole=True)
@@ -52,11 +52,11 @@ def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
     environments = [environment_name(policies[k].env) if k in learned else "" for k in range(len(names))]
     scores: dict[tuple[int, int], Score] = {}
     for one, two in permutations(range(len(names)), 2):
-        if one not in learned or (two in learned and two < one):  # then the pair is played from the other's side
+        if one not in learned or (two in learned and two < one):  # played from the other side
             continue
         result = evaluate(policies[one], games, SEED, deterministic=False, opponent=names[two])
         if "win_rate" not in result:
-            raise SettingError(f"{names[one]} is not the policy of a game, in which others play against it")
+            raise SettingError(f"{names[one]} is not the policy of a game against other players")
         points = games * result["points"]
         scores[one, two], scores[two, one] = Score(games, points), Score(games, games - points)
     once = {pair: score for pair, score in scores.items() if pair[0] < pair[1]}
@@ -64,7 +64,7 @@ def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
 
 
 def describe_matches(matches: Matches) -> str:
-    """Return the matrix of points a game (a draw counts a half), row against column, with ratings, as text."""
+    """Return a text table of the points per game (a draw counts ½), row against column, with ratings."""
     names = [f"{k + 1}" for k in range(len(matches.players))]
     lines = ["points a game of the row against the column (a draw counts 0.5), and ratings with their 95 % interval", ""]
     lines.append("".join(f"{each:>7}" for each in ("", *names)) + "   rating")
@@ -79,5 +79,5 @@ def describe_matches(matches: Matches) -> str:
     lines += ["", *(f"{name}: {player}" for name, player in zip(names, matches.players, strict=True))]
     if len({*matches.environments} - {""}) > 1:
         trained = ", ".join(f"{name} in {env}" for name, env in zip(names, matches.environments, strict=True) if env)
-        lines += ["", f"they were trained in several environments, {trained}; a pair plays in that of its first player"]
+        lines += ["", f"they were trained in several environments, {trained}; a pair plays in its first player's environment"]
     return "\n".join(lines)

@@ -16,10 +16,10 @@ from lightning_rl.types import MAX_FLOAT32, EnvStep, State, Tree, is_finite, tre
 
 
 def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: str = "raise") -> tuple[Tree, float, str]:
-    """Return what one environment returned in a step by itself, with values that are not finite replaced where `on_nan` goes on, and what
-    the first of them was, in words; nothing where all are finite.
+    """Replace non-finite values in one environment's observation and reward.
 
-    Raises `NotFiniteError`: something is not finite, and `on_nan` is raise.
+    Return both, and a description of the first bad value; an empty string if all are finite. Raises `NotFiniteError`: a value is not
+    finite, and `on_nan` is raise.
     """
     if abs(reward) <= MAX_FLOAT32 and is_finite(obs):
         return obs, reward, ""
@@ -33,14 +33,14 @@ def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: st
 
 
 def finite_rewards(rewards: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return rewards with 0 for those that are not finite, to be added up."""
+    """Replace non-finite rewards by 0, for sums."""
     return np.nan_to_num(rewards, posinf=0.0, neginf=0.0)
 
 
 def first_bad(name: str, tree: Tree, envs: Sequence[int] | np.ndarray, labels: Sequence[str] = ()) -> str | None:
-    """Name the first value of arrays `[K, ...]` that is not finite: `observation where.t of environment 3 is nan`.
+    """Describe the first non-finite value of arrays `[K, ...]`: `observation where.t of environment 3 is nan`.
 
-    Rows are `envs`, or have these `labels` by their numbers.
+    Row k belongs to environment `envs[k]`, which messages call `labels[envs[k]]` if there are labels.
     """
     for key, leaf in named_leaves(tree):
         if not is_finite(leaf):
@@ -51,7 +51,7 @@ def first_bad(name: str, tree: Tree, envs: Sequence[int] | np.ndarray, labels: S
 
 
 def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the leaves with their keys, joined by dots."""
+    """Yield the leaves with their dotted keys."""
     children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else None
     if children is None:
         yield prefix, tree
@@ -61,13 +61,13 @@ def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, np.ndarray
 
 
 def replace(tree: Tree, instead: Tree) -> Tree:
-    """Replace the rows of arrays `[K, ...]` that are not finite by those of another tree."""
+    """Replace the rows of arrays `[K, ...]` that have non-finite values by the rows of another tree."""
 
-    def mend(leaf: np.ndarray, other: np.ndarray) -> np.ndarray:
+    def replace_rows(leaf: np.ndarray, other: np.ndarray) -> np.ndarray:
         good = _good(leaf).reshape(len(leaf), -1).all(1)
         return leaf if good.all() else np.where(good.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, other).astype(leaf.dtype)
 
-    return tree_map(mend, tree, instead)
+    return tree_map(replace_rows, tree, instead)
 
 
 def _good(leaf: np.ndarray) -> np.ndarray:
@@ -77,27 +77,27 @@ def _good(leaf: np.ndarray) -> np.ndarray:
 STATE = ("replaced", "skipped", "restored", "bad_steps", "bad_updates", "bad_iterations", "is_bad_iteration")
 REPLACED = "replaced by the last finite one (reward: 0)"
 MAX_IN_A_ROW = 100
-"""Bad steps, or updates of one loss, in a row after which a run ends in any case."""
+"""Number of consecutive bad steps, or bad updates of one loss, that stops a run under every policy."""
 MAX_RESTORED_IN_A_ROW = 10
-"""Iterations in a row that went back to earlier weights, after which a run ends."""
+"""Number of consecutive iterations with restored weights that stops a run."""
 
 
 class Guard:
-    """What a run does about NaN and infinity: `raise` ends it, `skip_update` and `restore_last` go on.
+    """Handles NaN and infinity in a run: `raise` stops it, `skip_update` and `restore_last` continue.
 
     Args:
-        folder: where the first bad batch is saved as `bad_batch.pt`; None saves none.
-        ranks: how many processes must decide alike.
+        folder: where to save the first bad batch, as `bad_batch.pt`; None: do not save it.
+        ranks: number of processes, which must make the same decision.
     """
 
     def __init__(self, on_nan: str = "raise", folder: Path | None = None, ranks: int = 1) -> None:
         self.on_nan, self.folder, self.ranks = on_nan, folder, ranks
         self.error: NotFiniteError | None = None
-        """What this rank met in an iteration; all ranks stop after it."""
+        """What this rank found in an iteration; all ranks stop after the iteration."""
         self.replaced = self.skipped = self.restored = 0
         self.saved: Path | None = None
         self.notices: list[str] = []
-        """Lines for the user; who prints them clears the list."""
+        """Lines for the user; the caller that prints them clears the list."""
         self.bad_steps = 0
         self.bad_updates: dict[str, int] = {}
         self.bad_iterations, self.is_bad_iteration = 0, False
@@ -106,30 +106,30 @@ class Guard:
     # ---------------------------------------------------------------- environments
 
     def replace_first(self, obs: Tree, env_steps: int, labels: Sequence[str] = ()) -> Tree:
-        """Replace the first observations `[N, ...]` of episodes, some of which are not finite, by zeros where they are not."""
-        self._meet(first_bad("observation", obs, range(1_000_000), labels), env_steps, {"next_obs": obs})
+        """Replace non-finite first observations `[N, ...]` of episodes by zeros."""
+        self._handle(first_bad("observation", obs, range(1_000_000), labels), env_steps, {"next_obs": obs})
         return replace(obs, tree_map(np.zeros_like, obs))
 
     def replace(self, step: EnvStep, before: Tree, env_steps: int, labels: Sequence[str] = ()) -> EnvStep:
-        """Replace what is not finite in a step: observations by those before, rewards by 0.
+        """Replace non-finite values in a step: observations by the previous ones, rewards by 0.
 
         Args:
-            step: of N environments, something of which is not finite.
-            before: the observations `[N, ...]` that were acted on.
-            env_steps: environment steps made before it.
-            labels: what messages call the rows; default: environment 0, …
+            step: of N environments, with a non-finite value.
+            before: the observations `[N, ...]` that the policy acted on.
+            env_steps: environment steps before this one.
+            labels: names of the rows in messages; default: environment 0, …
         """
         final, everywhere = step.final_obs, range(len(step.reward))
         found = first_bad("reward", step.reward, everywhere, labels)
         found = found or (None if final is None else first_bad("final observation", final, step.ended, labels))
         batch = {"obs": before, "reward": step.reward, "next_obs": step.obs, "final_obs": () if final is None else final}
         made = env_steps + int(np.count_nonzero(step.valid))
-        self._meet(found or first_bad("observation", step.obs, everywhere, labels), made, batch)
+        self._handle(found or first_bad("observation", step.obs, everywhere, labels), made, batch)
         final = None if final is None else replace(final, tree_map(lambda leaf: leaf[step.ended], before))
         return step._replace(reward=replace(step.reward, np.zeros_like(step.reward)), obs=replace(step.obs, before), final_obs=final)
 
-    def _meet(self, found: str | None, env_steps: int, batch: Tree) -> None:
-        """Stop because of a value of an environment, or go on and report the first one."""
+    def _handle(self, found: str | None, env_steps: int, batch: Tree) -> None:
+        """Stop because of a bad value from an environment, or continue and report the first one."""
         self.replaced += 1
         self.bad_steps += 1
         line = f"{found} at environment step {env_steps:,}"
@@ -142,26 +142,26 @@ class Guard:
             self.notices.append(f"{line}: {REPLACED}{self._save(batch)}")
 
     def count(self, replaced: int, line: str) -> None:
-        """Count steps whose bad values somebody else replaced, and report the first one."""
+        """Count steps whose bad values were replaced elsewhere, and report the first one."""
         if replaced and not self.replaced:
             self.notices.append(f"{line}: {REPLACED}")
         self.replaced += replaced
 
     def agree(self, anywhere: bool) -> None:
-        """Stop on all ranks when an environment of one of them was bad."""
+        """Stop on all ranks if an environment of any rank returned a bad value."""
         if anywhere:
             raise self.error or NotFiniteError("an environment of another rank returned NaN or infinity")
 
     # ---------------------------------------------------------------- learning
 
     def refuse(self, name: str, loss: Tensor, norm: Tensor, counts: str, parts: Mapping[str, list[Any]], batch: Tree) -> None:
-        """Do what `on_nan` says after a gradient step that was not made.
+        """Apply `on_nan` after a gradient step that was refused.
 
         Args:
             norm: of the gradient.
-            counts: where the run is, in words.
-            parts: what was recorded; a part of the loss that is not finite is named instead of the whole.
-            batch: what was learned from.
+            counts: the run's progress, in words.
+            parts: recorded metrics; the message names a non-finite part of the loss, if there is one, instead of the whole loss.
+            batch: the data of the update.
         """
         bad_loss = not math.isfinite(loss.item())
         recorded = {part: float(values[-1]) for part, values in parts.items() if part.endswith("_loss") and values}
@@ -183,11 +183,11 @@ class Guard:
         if self.on_nan == "restore_last" and self.snapshot is not None:
             self.snapshot.restore()
             self.restored += 1
-            done, first = "back to the weights of the last finished iteration", self.restored == 1
+            done, first = "restored the weights of the last finished iteration", self.restored == 1
         else:
             self.skipped += 1
-            done, first = "that gradient step is left out", self.skipped == 1
-        if first and not (is_elsewhere and torch.distributed.get_rank()):  # metrics count the others
+            done, first = "that gradient step is skipped", self.skipped == 1
+        if first and not (is_elsewhere and torch.distributed.get_rank()):  # later ones only count in metrics
             self.notices.append(f"{line}: {done}{place}")
 
     def begin(self, module: torch.nn.Module, optimizers: Iterable[Optimizer]) -> None:
@@ -196,7 +196,7 @@ class Guard:
             self.snapshot = Snapshot(module, list(optimizers))
 
     def end_iteration(self) -> None:
-        """Take a snapshot after an iteration, to go back to."""
+        """Take a snapshot after an iteration, for `restore_last`."""
         if not self.is_bad_iteration:
             self.bad_iterations = 0
         self.is_bad_iteration = False
@@ -204,7 +204,7 @@ class Guard:
             self.snapshot.take()
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts of what was done so far, for runs that go on."""
+        """Return the counts of skipped, restored and replaced values so far; none with `raise`."""
         names = {"train/skipped_updates": self.skipped, "train/restored": self.restored, "rollout/replaced_steps": self.replaced}
         return {} if self.on_nan == "raise" else {name: float(value) for name, value in names.items()}
 
@@ -216,20 +216,20 @@ class Guard:
             setattr(self, name, state[name])
 
     def _save(self, batch: Tree) -> str:
-        """Save the first bad batch. Return where, in words."""
+        """Save the first bad batch. Return a message that names the file."""
         if self.saved is None and self.folder is not None and self.folder.is_dir():
             rank = torch.distributed.get_rank() if self.ranks > 1 else 0
             path = self.folder / (f"bad_batch_rank_{rank}.pt" if rank else "bad_batch.pt")
             try:
                 stage(path, lambda file: torch.save(as_tensors(batch), file)).commit()  # type: ignore[arg-type]
                 self.saved = path
-            except OSError:  # the message matters more
+            except OSError:  # the NaN message is more important
                 pass
         return "" if self.saved is None else f"; its batch is in {self.saved}"
 
 
 class Snapshot:
-    """Weights and optimizers as they were, in memory."""
+    """A copy of weights and optimizer states in memory."""
 
     def __init__(self, module: torch.nn.Module, optimizers: list[Optimizer]) -> None:
         self.optimizers, self.tensors = optimizers, list(module.state_dict().values())
@@ -242,7 +242,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Go back to the copies, which are kept."""
+        """Restore the copies, which are kept."""
         for tensor, copy in zip(self.tensors, self.copies, strict=True):
             tensor.copy_(copy)
         for optimizer, states in zip(self.optimizers, self.states, strict=True):
@@ -255,7 +255,7 @@ def _clone(state: State) -> dict[str, Any]:
 
 
 def as_tensors(tree: Any) -> Any:
-    """Turn a tree into dicts, tuples and tensors alone, which load with `weights_only=True`."""
+    """Convert a tree to dicts, tuples and tensors only, which load with `weights_only=True`."""
     if hasattr(tree, "_asdict"):
         return as_tensors(tree._asdict())
     if isinstance(tree, Mapping):

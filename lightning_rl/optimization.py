@@ -1,4 +1,4 @@
-"""From a loss to new weights: flat parameters, torch's optimizers for them, one gradient step."""
+"""Gradient steps: flat parameters, torch's optimizers for them, and the step from a loss to new weights."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,9 +26,9 @@ from lightning_rl.types import State
 class FlatParameters(nn.Parameter):
     """One vector `[P]` that holds all trainable parameters of a module, for its optimizer.
 
-    The module's parameters become views of the vector, so its `state_dict` and its use stay the same, while an optimizer's step, the
-    clipping of the gradient and its mean over ranks are a few operations on one tensor instead of a few for each: for the small networks
-    of control tasks the number of calls is what they cost. Create it when the module is on its device.
+    The module's parameters become views of the vector, so the module and its `state_dict` work as before. An optimizer step, gradient
+    clipping and the mean over ranks are a few operations on one tensor instead of a few on each parameter. For the small networks of
+    control tasks, the number of calls dominates the cost. Create the vector after the module is moved to its device.
     """
 
     parts: tuple[nn.Parameter, ...]
@@ -38,7 +38,7 @@ class FlatParameters(nn.Parameter):
 
     @classmethod
     def of(cls, parts: Sequence[nn.Parameter]) -> Self:
-        """Return the vector of some parameters."""
+        """Return the vector that holds these parameters."""
         vector = super().__new__(cls, torch.cat([part.detach().flatten() for part in parts]))
         for part, view in zip(parts, vector.detach().split([part.numel() for part in parts]), strict=True):
             part.data = view.view_as(part)
@@ -47,15 +47,15 @@ class FlatParameters(nn.Parameter):
         return vector
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the vector of the copied module's parameters."""
+        """Return the vector that holds the copied module's parameters."""
         return memo.setdefault(id(self), type(self).of(deepcopy(self.parts, memo)))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Be pickled as the vector of the pickled module's parameters."""
+        """Pickle as the vector of the pickled module's parameters."""
         return type(self).of, (self.parts,)
 
     def clear(self) -> None:
-        """Set the gradient to zeros, of which the gradients of the parts are views."""
+        """Set the gradient to zeros; the gradients of the parts are views of it."""
         if self.grad is not None and self.parts[0].grad is not None:
             self.grad.zero_()
             return
@@ -71,11 +71,11 @@ class FlatOptimizer(torch.optim.Optimizer):
     """
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set the gradient to zeros in any case: it stays where the module's parameters have theirs."""
+        """Set the gradient to zeros, never to None: the gradients of the module's parameters are views of it."""
         self.param_groups[0]["params"][0].clear()
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Restore a state. Raises `SettingError`: the state is not one of an optimizer of this vector."""
+        """Restore a state. Raises `SettingError`: the state does not belong to an optimizer of this vector."""
         check_optimizer(state_dict, self)
         super().load_state_dict(state_dict)
 
@@ -83,8 +83,8 @@ class FlatOptimizer(torch.optim.Optimizer):
 class FlatAdam(FlatOptimizer, torch.optim.Adam):
     """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) on one `FlatParameters`.
 
-    `Optimizer.step` spends a tenth of a small network's update on hooks and bookkeeping (benchmarks/notes.md). Without hooks, a profiler or
-    a `GradScaler`, a step calls torch's function for Adam directly, with the same result.
+    `Optimizer.step` spends a tenth of a small network's update on hooks and bookkeeping (benchmarks/notes.md). Without hooks, profiler and
+    `GradScaler`, a step calls torch's functional Adam directly, with the same result.
     """
 
     def __init__(self, module: nn.Module, eps: float = 1e-8, beta1: float = 0.9) -> None:
@@ -92,7 +92,7 @@ class FlatAdam(FlatOptimizer, torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Make a step, as `torch.optim.Adam.step` does."""
+        """Make the same step as `torch.optim.Adam.step`."""
         group = self.param_groups[0]
         weights = group["params"][0]
         state = self.state[weights]
@@ -109,12 +109,12 @@ class FlatAdam(FlatOptimizer, torch.optim.Adam):
         adam([weights], [weights.grad], *moments, [], [state["step"]], fused=True, beta1=beta1, beta2=beta2, **settings)
         return None
 
-    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it
+    step.hooked = True  # type: ignore[attr-defined]  # else torch would wrap it
 
     def step_if_finite(self, number: Tensor) -> Tensor:
-        """Make a step unless a number on the weights' device is NaN or infinite, without waiting for it. Return whether it is finite."""
+        """Make a step if a number on the weights' device is finite, without synchronizing. Return whether it is finite, as a tensor."""
         finite = number.isfinite()
-        self.found_inf = 1.0 - finite.float()  # where torch's fused Adam looks for it
+        self.found_inf = 1.0 - finite.float()  # read by torch's fused Adam
         self.step()
         del self.found_inf
         return finite
@@ -140,17 +140,17 @@ class FlatSGD(FlatOptimizer, torch.optim.SGD):
     def __init__(self, module: nn.Module, momentum: float) -> None:
         weights = FlatParameters(module)
         super().__init__([weights], momentum=momentum, dampening=momentum)
-        # or torch begins with the first gradient, 1/(1 − μ) times as long
+        # otherwise torch starts with the first gradient, which is 1/(1 − μ) times too long
         self.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters of networks that an optimizer moves, one by one."""
+    """Return the network parameters that an optimizer updates, one by one."""
     return [part for group in optimizer.param_groups for each in group["params"] for part in getattr(each, "parts", (each,))]
 
 
 class KnownGradient(torch.autograd.Function):
-    """A loss whose gradient was computed with it, in torch's graph."""
+    """A node in torch's graph for a loss whose gradient is already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradient: Tensor, *parameters: Tensor) -> Tensor:
@@ -167,13 +167,13 @@ class KnownGradient(torch.autograd.Function):
 def with_gradient(
     loss: Tensor, gradient: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer, scale: Tensor | None = None
 ) -> Tensor:
-    """Return a loss as if it had been computed from parameters in torch's graph, where its gradient is known.
+    """Attach a known gradient to a loss, as if the loss had been computed from the parameters in torch's graph.
 
-    The `gradient_step` of a `FlatOptimizer` takes the gradient as it is, without going backward, if the loss comes to it unchanged.
+    The `gradient_step` of a `FlatOptimizer` uses the gradient directly, without a backward pass, if the loss is passed on unchanged.
 
     Args:
-        gradient: for all parameters in turn, `[P]`, of the loss times `scale`.
-        parameters: all that the optimizer moves.
+        gradient: of the loss times `scale`, for all parameters one after another, `[P]`.
+        parameters: all parameters that the optimizer updates.
         scale: of a `GradScaler`; None: 1.
     """
     whole = KnownGradient.apply(loss, gradient if scale is None else gradient / scale, *parameters)
@@ -182,9 +182,9 @@ def with_gradient(
 
 
 def takes_gradients(optimizer: Optimizer, parts: Sequence[Tensor], scaler: GradScaler) -> bool:
-    """Return whether a known gradient may be handed to an optimizer as it is: nobody scales the loss, or listens to gradients of parts."""
-    is_heard = any(part._backward_hooks or getattr(part, "_post_accumulate_grad_hooks", None) for part in parts)
-    return isinstance(optimizer, FlatOptimizer) and len(optimizer.param_groups) == 1 and not is_heard and not scaler.is_enabled()
+    """Return whether an optimizer can use a known gradient directly: no loss scaling, and no hooks on the gradients of its parameters."""
+    has_hooks = any(part._backward_hooks or getattr(part, "_post_accumulate_grad_hooks", None) for part in parts)
+    return isinstance(optimizer, FlatOptimizer) and len(optimizer.param_groups) == 1 and not has_hooks and not scaler.is_enabled()
 
 
 def gradient_step(
@@ -196,19 +196,19 @@ def gradient_step(
     hooks: Callable[..., object] = lambda name, *arguments: None,
     waits: bool = True,
 ) -> tuple[Tensor, bool | Tensor]:
-    """Go backward, average over ranks, clip, and let the optimizer step, unless a loss or gradient of any rank is NaN or infinite.
+    """Run the backward pass, average over ranks, clip, and step the optimizer; skip the step if any rank has a non-finite loss or gradient.
 
     Args:
-        optimizer: over parameters, or over the `FlatParameters` of one network.
-        scaler: of 16-bit precision; a disabled one does nothing. While its scale is above 1, gradients that are not finite may come of it:
-            it leaves these steps out and halves the scale, and they count as finite.
-        max_norm: cut the gradient to this Euclidean norm.
+        optimizer: of parameters, or of the `FlatParameters` of one network.
+        scaler: for 16-bit precision; a disabled one does nothing. While its scale is above 1, it may itself cause non-finite gradients: it
+            skips these steps and halves the scale, and they count as finite.
+        max_norm: clip the gradient to this Euclidean norm.
         world_size: number of ranks, each with its own gradient.
-        hooks: calls the hooks of Lightning with a name; before the optimizer's step, gradients are not clipped yet.
-        waits: for a GPU to know whether loss and gradient were finite; else `FlatAdam` leaves the step out there.
+        hooks: calls the Lightning hooks of a given name; gradients are not clipped yet in `on_before_optimizer_step`.
+        waits: wait for a GPU to report whether loss and gradient are finite; otherwise `FlatAdam` skips a bad step on the GPU.
 
     Returns:
-        The gradient's norm before clipping, and whether loss and gradient were finite: a tensor where the host did not wait.
+        The gradient's norm before clipping, and whether loss and gradient were finite: a tensor if the host did not wait.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moves, gradient, node = getattr(loss, "known_gradient", (optimizer, None, None))
@@ -232,7 +232,7 @@ def gradient_step(
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     loss = loss.detach()
     if world_size > 1:
-        loss = loss.clone()  # the caller's stays its own
+        loss = loss.clone()  # do not change the caller's
         tensors = [*gradients, loss]  # in one collective
         means = mean_over_ranks(torch.cat([tensor.flatten() for tensor in tensors]))
         for tensor, mean in zip(tensors, means.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -252,12 +252,12 @@ def gradient_step(
         scaler.step(optimizer)
         scaler.update()
     else:
-        scaler.update(scale)  # a bad loss is not too large a scale
+        scaler.update(scale)  # a bad loss does not mean that the scale is too large
     return norm, finite
 
 
 def parameters_in(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Tensor]:
-    """Return what optimizers move that belongs to a module: parameters, or the vectors that hold them."""
+    """Return the parameters of a module that optimizers update, or the vectors that hold them."""
     own = {id(parameter) for parameter in module.parameters()}
     parameters = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
     return [parameter for parameter in parameters if own & {id(part) for part in (parameter, *getattr(parameter, "parts", ()))}]
@@ -268,7 +268,7 @@ def check_optimizers(
 ) -> str | None:
     """Check the optimizers and schedulers of `configure_optimizers`. Return a line if the setting `learning_rate` is not used.
 
-    Raises `SettingError`: there are fewer optimizers than needed, or a scheduler asks for a metric.
+    Raises `SettingError`: there are fewer optimizers than needed, or a scheduler needs a metric.
     """
     if len(optimizers) < needed:
         found = f"{name} needs {needed} optimizers, got {len(optimizers)}"
@@ -276,7 +276,7 @@ def check_optimizers(
     if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise SettingError(
             "ReduceLROnPlateau needs a metric, and schedulers are stepped once per iteration without one; "
-            "leave it out of configure_optimizers and step it in on_evaluation_end"
+            "remove it from configure_optimizers and step it in on_evaluation_end"
         )
     rate = first_rate(optimizers)
     if rate in (None, learning_rate) or isinstance(optimizers[0], FlatOptimizer):
@@ -286,14 +286,14 @@ def check_optimizers(
 
 
 def first_rate(optimizers: Sequence[Optimizer]) -> float | None:
-    """Return the learning rate of the first optimizer; None where there is no optimizer or it has none."""
+    """Return the learning rate of the first optimizer; None if there is no optimizer or it has no learning rate."""
     groups = [group for optimizer in optimizers[:1] for group in getattr(optimizer, "param_groups", [])]
     return groups[0].get("lr") if groups else None
 
 
 @contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
-    """Multiply float32 matrices in another precision inside a context."""
+    """Set the precision of float32 matrix multiplication inside a context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(name)
     try:
@@ -303,10 +303,10 @@ def matmul_precision(name: str) -> Iterator[None]:
 
 
 def best_matmul(modules: Iterable[nn.Module], device: torch.device) -> str:
-    """Return the setting of `torch.set_float32_matmul_precision` for a network's updates.
+    """Return the best setting of `torch.set_float32_matmul_precision` for a network's updates.
 
-    For layers of 256 and wider, "medium" takes another route on many processors without matrix units: half the time at the error of float32
-    arithmetic. Others would really round to bfloat16, so the error is measured; narrow layers would lose time.
+    For layers of width 256 or more, "medium" uses another kernel on many processors without matrix units: half the time, with the error of
+    float32 arithmetic. Other processors would round to bfloat16, so the error is measured. Narrow layers would get slower.
     """
     before = torch.get_float32_matmul_precision()
     weights = [module.weight for module in modules if isinstance(module, nn.Linear | EnsembleLinear)]

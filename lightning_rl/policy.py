@@ -29,16 +29,16 @@ from lightning_rl.training.run import Run
 from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_to_numpy, tree_to_torch
 
 Env = EnvConfig | str | Callable[[], gym.Env]
-"""What builds an environment."""
+"""How to build an environment: settings, an id, or a function."""
 
 
 class Policy:
     """A network that acts on numpy observations, without an environment or a Trainer.
 
     Args:
-        network: of an algorithm, which contains its normalizer.
-        spaces: of the environment it was trained on.
-        seed: of actions that are not deterministic.
+        network: an algorithm's network, which contains its normalizer.
+        spaces: the spaces of the environment it was trained on.
+        seed: seed of sampled actions.
     """
 
     def __init__(self, network: PolicyNetwork, spaces: Spaces, seed: int = 0) -> None:
@@ -60,14 +60,14 @@ class Policy:
 
         Args:
             obs: `[...]` or `[N, ...]`, a tree like the observation space; it may have a key `action_mask`.
-            memory: what the last call returned; None at the start of an episode. In a batch, a row of zeros starts one in that row.
-            action_mask: True for allowed choices, `[M]` or `[N, M]`, or another form of `envs/masks.py`; required by a policy that was
-                trained with masks.
-            deterministic: the most likely action instead of a random one.
+            memory: the memory returned by the last call; None at the start of an episode. In a batch, a row of zeros starts an episode.
+            action_mask: True for allowed choices, `[M]` or `[N, M]`, or another form of `envs/masks.py`; required if the policy was trained
+                with masks.
+            deterministic: take the most likely action instead of a random one.
 
         Raises:
-            SettingError: an observation of other parts or another shape, or that is NaN or infinite; a mask that does not fit, allows
-                nothing, or is missing; a memory of another number of observations.
+            SettingError: an observation has the wrong parts or shape, or is NaN or infinite; a mask does not fit, allows nothing or is
+                missing; or the memory is for another number of observations.
         """
         if isinstance(obs, dict) and MASK in obs:
             action_mask = obs[MASK] if action_mask is None else action_mask
@@ -81,12 +81,12 @@ class Policy:
         rows = as_rows(self.spaces.observation, obs, batched)
         num = len(tree_leaves(rows)[0])
         if not is_finite(rows):
-            raise NotFiniteError("the observation holds NaN or infinity")
+            raise NotFiniteError("the observation contains NaN or infinity")
         start = torch.full((num,), memory is None, device=self.device)
         memory = self.network.initial_memory(num) if memory is None else memory
         for leaf in tree_leaves(memory):
             if len(leaf) != num:
-                raise SettingError(f"the memory is of {len(leaf)} observations, not of {num}: pass what the last call for them returned")
+                raise SettingError(f"the memory is for {len(leaf)} observations, not {num}: pass what the last call for these returned")
         mask: Tree = ()
         if action_mask is not None:
             masks = Masks(self.spaces.action, "observation {}")
@@ -99,7 +99,7 @@ class Policy:
         return (env_action if batched else tree_index(env_action, 0)), memory
 
     def _own_part(self, obs: Tree) -> Tree:
-        """Return an observation without what only critics get, if it holds that."""
+        """Return an observation without the parts that only critics see."""
         if self.given.joint:
             return obs[OWN] if isinstance(obs, dict) and JOINT in obs else obs
         return {key: child for key, child in obs.items() if key not in self.hidden} if self.hidden else obs
@@ -108,18 +108,18 @@ class Policy:
 def load_policy(
     source: str | Path | Run, map_location: str | torch.device = "cpu", behavior: str | None = None, env: Env | None = None
 ) -> Policy:
-    """Load the policy of a checkpoint, a run or a shared agent, or that of an algorithm as it is now; of several behaviors, the one named.
+    """Load the policy of a checkpoint, a run or a shared agent, or copy the current policy of an algorithm.
 
     Args:
-        source: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent on the hub, `hf://USER/NAME` or
-            `hf://USER/NAME@REVISION`, one that comes with this package (`zoo:ppo/cartpole`), a `.zip` of Stable-Baselines3, or
-            an algorithm, whose policy is copied: learning on does not change what was loaded.
-        map_location: the device that acts.
-        behavior: which policy, where there are several.
-        env: the environment, for a file that names none, such as a `.zip` of Stable-Baselines3.
+        source: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent on the hub (`hf://USER/NAME` or
+            `hf://USER/NAME@REVISION`), an agent that comes with this package (`zoo:ppo/cartpole`), a `.zip` of Stable-Baselines3, or
+            an algorithm. An algorithm's policy is copied: further training does not change the copy.
+        map_location: the device to act on.
+        behavior: which policy to load, if there are several.
+        env: the environment, for a file that does not name one, such as a `.zip` of Stable-Baselines3.
 
     Raises:
-        SettingError: there is no such behavior, agent or file, or one that cannot be read; see `Algorithm.load_from_checkpoint`.
+        SettingError: the behavior, agent or file does not exist or cannot be read; see `Algorithm.load_from_checkpoint`.
     """
     if isinstance(source, Run) and env is not None:
         raise SettingError("env is for a file that names no environment; an algorithm has its own")
@@ -143,33 +143,33 @@ def evaluate(
     opponent: str | Path = "random",
     env: Env | None = None,
 ) -> dict[str, float]:
-    """Play episodes with a policy in the environment that it was trained in, and return their statistics.
+    """Evaluate a policy in the environment that it was trained in, and return statistics of its episodes.
 
-    `lightning-rl evaluate --json` prints the same: the same arguments give the same numbers. Networks keep their mode, and the global
-    random generators their state.
+    The same arguments give the same numbers, which `lightning-rl evaluate --json` prints. The train/eval mode of networks and the global
+    random state do not change.
 
     Args:
         checkpoint_or_algorithm: a path as in `load_policy`, or an algorithm.
-        episodes: how many to play.
-        seed: of the first episode; the others count up.
-        num_envs: environments that act together; changes the time, and actions that are not deterministic.
-        deterministic: the most likely choice or the mean instead of a random action.
+        episodes: number of episodes.
+        seed: seed of the first episode; it increases by 1 for each episode.
+        num_envs: number of parallel environments; it affects the run time, and sampled actions.
+        deterministic: take the most likely choice or the mean instead of a random action.
         max_episode_steps: environment steps after which an episode is truncated; default: the environment's limit, or 10,000.
-        opponent: who plays the other seats of a game: `random` (legal moves), a path as in `load_policy`, or the path of a scripted
+        opponent: the player of the other seats of a game: `random` (legal moves), a path as in `load_policy`, or the path of a scripted
             player such as `my_module.my_player`.
-        env: the environment to play in, for a file that names none, or in place of the stored one.
+        env: the environment, for a file that does not name one, or to replace the stored one.
 
     Returns:
-        Of undiscounted returns, in the environment's rewards: `return_mean`, `return_std`, `return_min`, `return_max`, `return_median`,
-        `iqm` (interquartile mean), `ci_low` and `ci_high` (a 95 % bootstrap interval of the mean). `length_mean`: in environment steps.
-        Of games against opponents also `win_rate`, `draw_rate` and `points` a game (1 for each other player that is beaten, ½ for a draw,
-        their mean), of small games `exploitability`. Of several behaviors these are of their mean, and
-        `<behavior>/return_mean`, `_std`, `_min` and `_max` are of each. `episodes` and `seed`: the arguments. `env_steps` (and
-        `updates` of an algorithm that counts them): how long it had been trained.
+        Statistics of undiscounted returns, in the environment's rewards: `return_mean`, `return_std`, `return_min`, `return_max`,
+        `return_median`, `iqm` (interquartile mean), `ci_low` and `ci_high` (a 95 % bootstrap interval of the mean). `length_mean`: mean
+        episode length in environment steps. For games against opponents also `win_rate`, `draw_rate` and `points` per game (1 for each
+        beaten player, ½ for a draw, averaged over the other players); for small games `exploitability`. With several behaviors, these
+        are averages over behaviors; `<behavior>/return_mean`, `_std`, `_min` and `_max` are for each one. `episodes` and `seed`: the
+        arguments. `env_steps` (and `updates`, if the algorithm counts them): how long the policy was trained.
 
     Raises:
-        SettingError: a number out of range, a checkpoint that cannot be loaded, an algorithm trained on a ready vector environment, which
-            cannot be built again, an environment that cannot be built, or an opponent that does not exist or fit.
+        SettingError: a number is out of range, a checkpoint cannot be loaded, the algorithm was trained on a ready vector environment,
+            which cannot be built again, the environment cannot be built, or the opponent does not exist or does not fit.
     """
     check_flag("deterministic", deterministic)
     given = checkpoint_or_algorithm
@@ -192,7 +192,7 @@ def play_episodes(
     max_episode_steps: int | None = None,
     opponent: str | Path = "random",
 ) -> list[Episode]:
-    """Play episodes in the environment of an algorithm, see `evaluate`."""
+    """Play episodes in an algorithm's environment; see `evaluate`."""
     check_range("episodes", episodes, 1, whole=True)
     check_range("num_envs", num_envs, 1, whole=True)
     check_seed("seed", seed)
@@ -210,19 +210,19 @@ def play_episodes(
 
 
 def statistics(algorithm: Run, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:
-    """Return the statistics of episodes from a seed on, how good a policy for a small game is, and how long it had been trained."""
+    """Return the statistics of episodes, the exploitability in a small game, and how long the policy was trained."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
     known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, deterministic)
     return {**summarize(episodes), **known, "episodes": len(episodes), **counts, "seed": seed}
 
 
 def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episode_steps: int | None, may_cut: bool) -> list[Episode]:
-    """Play one episode for each file with the most likely actions, and write its video there.
+    """Play one episode per file with the most likely actions, and write its video to the file.
 
-    `may_cut`: whether a video ends after `max_episode_steps`, or the environment's own limit; otherwise a longer episode is an error.
+    `may_cut`: end a video after `max_episode_steps` or the environment's limit; otherwise a longer episode is an error.
 
     Raises:
-        SettingError: the environment does not render, or a file cannot be written.
+        SettingError: the environment cannot render, or a file cannot be written.
     """
     names = iter(files)
 
@@ -242,17 +242,17 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
 
 
 def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.Env:
-    """Build one environment like those that a policy was trained in, with the arguments, wrappers and stacked frames of its settings.
+    """Build one environment as in the training of a policy, with the arguments, wrappers and frame stacking of its settings.
 
-    Parameters with lessons have the values of the last one.
+    Parameters with a curriculum have the values of its last lesson.
 
     Args:
         source: a path as in `load_policy`, or an algorithm.
-        render_mode: such as `human` or `rgb_array`; default: that of the settings.
+        render_mode: such as `human` or `rgb_array`; default: from the settings.
 
     Raises:
-        SettingError: a checkpoint that cannot be loaded or names no environment, or an environment that cannot be built, has several
-            agents, or is not built from settings and so takes no `render_mode`.
+        SettingError: a checkpoint cannot be loaded or does not name an environment; or the environment cannot be built, has several
+            agents, or is built by a function and `render_mode` is given.
     """
     algorithm = source if isinstance(source, Run) else load_with_env(source)
     env: Any = algorithm.env
@@ -262,17 +262,17 @@ def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.En
         raise SettingError("make_env cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
     if render_mode is not None:
         if not isinstance(env, EnvConfig):
-            raise SettingError("render_mode is an argument of environments that are named by an id; this one is built by a function")
+            raise SettingError("render_mode needs an environment that is named by an id; this one is built by a function")
         env = with_render_mode(env, render_mode)
     return build_env(single_env_config(env))
 
 
 def load_with_env(path: str | Path, env: Env | None = None) -> Any:
-    """Load the algorithm of a checkpoint that names its environment, or with the one given."""
+    """Load the algorithm of a checkpoint with its environment, or with the given one."""
     algorithm: Any = Run.load_from_checkpoint(path, **_given(env))
     if algorithm.env is None:
         way_out = "give env= from Python, or --env ID where the command has it"
-        raise SettingError(f"{path} was trained on a ready environment, which a file cannot name; {way_out}")
+        raise SettingError(f"{path} was trained on a ready environment, which a file cannot store; {way_out}")
     return algorithm
 
 

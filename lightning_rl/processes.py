@@ -1,4 +1,4 @@
-"""Child processes that answer over pipes: how they start and end, and how often a worker may fail."""
+"""Child processes that communicate over pipes: starting and ending them, and a limit on worker failures."""
 
 import atexit
 import os
@@ -19,12 +19,12 @@ from lightning_rl.startup import follow_parent
 
 ANSWER_TIMEOUT = 60.0
 START_TIMEOUT = 300.0
-"""Seconds for a process to start and to build its worker, with many others at once."""
+"""Seconds for a process to start and build its worker, while many others do the same."""
 CLOSE_TIMEOUT = 5.0
 MAX_RESTARTS = 10
 HOUR = 3600.0
 LONGEST_WAIT = 2e6
-"""Seconds, 23 days: the operating system waits no longer at once."""
+"""Seconds (23 days): the longest single wait that operating systems accept."""
 
 
 class WorkerError(SettingError):
@@ -32,19 +32,19 @@ class WorkerError(SettingError):
 
 
 def error_line(error: Exception) -> str:
-    """Describe what a worker raised, and where, in one line."""
+    """Describe an exception of a worker and its location in one line."""
     return shorten(f"{type(error).__name__}: {error}", 130, placeholder=" …") + place_in_code(error)
 
 
 class FailureLimit:
-    """When each worker failed, and how often it is `allowed` to in an hour; `who` is a format that names one by its index."""
+    """Limits each worker to `allowed` failures per hour; `who` is a format string that names a worker by its index."""
 
     def __init__(self, who: str, num: int, allowed: int) -> None:
         self.who, self.allowed = who, allowed
         self.times: list[list[float]] = [[] for _ in range(num)]
 
     def add(self, worker: int, reason: str) -> str:
-        """Count a failure; return the line that reports the restart. Raises `WorkerError`: the worker failed too often."""
+        """Count a failure and return the line that reports the restart. Raises `WorkerError`: the worker failed too often."""
         now, times, who = time.monotonic(), self.times[worker], self.who.format(worker)
         times.append(now)
         if sum(now - each <= HOUR for each in times) > self.allowed:
@@ -53,7 +53,7 @@ class FailureLimit:
 
 
 class Child:
-    """A process that runs a `target` with some arguments and a pipe, and this end of the pipe. A daemon may not have children itself."""
+    """A child process that runs `target` with arguments and a pipe, and the parent's end of the pipe. A daemon cannot have children."""
 
     def __init__(
         self, context: DefaultContext | SpawnContext, target: Callable[..., None], arguments: tuple, name: str, daemon: bool = False
@@ -66,12 +66,12 @@ class Child:
         theirs.close()
 
     def exit_reason(self) -> str:
-        """Describe how the process died, once its pipe was found closed."""
+        """Describe how the process died, after its pipe was closed."""
         self.process.join(1.0)
         return f"it died with exit code {self.process.exitcode}"
 
     def kill(self) -> None:
-        """End the process at once; a frozen one reacts to nothing else."""
+        """Kill the process; a frozen one reacts to nothing else."""
         self.pipe.close()
         self.process.kill()
         self.process.join()
@@ -79,18 +79,18 @@ class Child:
 
 
 def _run(target: Callable[..., None], arguments: tuple, pipe: Connection, parent_end: Connection) -> None:
-    parent_end.close()  # so that reading ends when the parent does
+    parent_end.close()  # so that reads fail when the parent ends
     follow_parent()
     target(*arguments, pipe)
 
 
 def close_children(children: Iterable[Child], farewell: object) -> None:
-    """Ask processes to end by a message, and kill those that still run after `CLOSE_TIMEOUT` seconds."""
+    """Ask processes to exit by a message, and kill those that still run after `CLOSE_TIMEOUT` seconds."""
     children = list(children)
     for child in children:
         with suppress(OSError):
             child.pipe.send(farewell)
-        child.pipe.close()  # a busy one notices when it answers
+        child.pipe.close()  # a busy process notices when it replies
     deadline = time.monotonic() + CLOSE_TIMEOUT
     for child in children:
         child.process.join(max(0.0, deadline - time.monotonic()))
@@ -98,7 +98,7 @@ def close_children(children: Iterable[Child], farewell: object) -> None:
 
 
 _pools: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Open pools, and the process that opened them: a forked copy must not close them."""
+"""Open pools with the id of the process that opened them: a forked copy must not close them."""
 
 
 def close_at_exit(pool: Any) -> None:

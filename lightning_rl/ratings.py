@@ -1,7 +1,7 @@
-"""Ratings of players from the results of their games: Elo's, moved by each game, and Bradley and Terry's, fitted over all of them.
+"""Ratings of players from game results: Elo's, updated after each game, and Bradley and Terry's, fitted to all games.
 
 Elo (1978), *The Rating of Chessplayers*; Bradley & Terry (1952), *Rank analysis of incomplete block designs*. A result is 1 for a win, ½
-for a draw and 0 for a loss; 400 points of rating are odds of 10 to 1.
+for a draw and 0 for a loss; a difference of 400 rating points means odds of 10 to 1.
 """
 
 import math
@@ -14,7 +14,7 @@ Player = TypeVar("Player", int, tuple[str, int])
 POINTS = 400 / math.log(10)
 """Rating points of one unit of log-odds."""
 PRIOR_POINTS = 800.0
-"""Deviation of the prior around the anchor, which keeps a player that won all games at a finite rating."""
+"""Standard deviation of the prior around the anchors; it keeps the rating of a player who won all games finite."""
 NEWTON_STEPS = 50
 
 
@@ -29,12 +29,12 @@ def logistic(x: float) -> float:
 
 
 def elo_change(own: float, other: float, result: float) -> float:
-    """Return what a game adds to the own rating, and takes from the other's: result − expected (K = 1)."""
+    """Return what a game adds to a player's rating and subtracts from the other's: result − expected (K = 1)."""
     return result - expected_result(own, other)
 
 
 class Score(NamedTuple):
-    """The games of one player against another: how many, and the sum of their results (a draw counts ½)."""
+    """The games of one player against another: their number, and the sum of results (a draw counts ½)."""
 
     games: int
     points: float
@@ -45,25 +45,25 @@ class Score(NamedTuple):
 
 
 class Rating(NamedTuple):
-    """A fitted rating, and half of its 95 % interval."""
+    """A fitted rating, and half the width of its 95 % interval."""
 
     value: float
     margin: float
 
 
 def fit_ratings(scores: Mapping[tuple[Player, Player], Score], anchors: Mapping[Player, float]) -> dict[Player, Rating]:
-    """Return the ratings under which all results together are most likely, which do not depend on the order of the games.
+    """Fit the most likely ratings to all results; the order of games does not matter.
 
     The log-odds of a win are the difference of two ratings. Each free rating has a wide Gaussian prior around the mean of the anchors.
 
     Args:
-        scores: of player i against player j, by (i, j).
-        anchors: players with a fixed rating, at least one, which alone give the numbers a meaning.
+        scores: of player i against player j, keyed by (i, j).
+        anchors: players with a fixed rating, at least one, which fix the scale.
     """
     players = sorted({player for pair in scores for player in pair} - anchors.keys())
     centre = sum(anchors.values()) / len(anchors)
     place = {player: row for row, player in enumerate(players)}
-    # an anchor's column is one of constants, in units of log-odds from the centre
+    # ratings of anchors, as log-odds relative to the center
     fixed = {player: (value - centre) / POINTS for player, value in anchors.items()}
     theta, precision = np.zeros(len(players)), (POINTS / PRIOR_POINTS) ** 2
     hessian = np.eye(len(players)) * precision

@@ -13,7 +13,7 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, carry: Tensor, gae_lambda: float) -> Tensor:
-    """Estimate generalised advantages (Schulman et al. 2016, eq. 16).
+    """Estimate generalized advantages (Schulman et al. 2016, eq. 16).
 
     δ_t = r_t + discount_t V(s'_t) − V(s_t)
     A_t = δ_t + discount_t λ carry_t A_{t+1}
@@ -56,7 +56,7 @@ def vtrace(
     v_t = V(s_t) + a_t,  a_t = δ_t + discount_t carry_t λ min(c̄, ρ_t) a_{t+1}
     A_t = min(ρ̄_pg, ρ_t) (r_t + discount_t v'_t − V(s_t)),  v'_t = v_{t+1} within an episode, V(s'_t) at its end
 
-    A threshold of None does not clip. The result is (v, A).
+    A threshold of None means no clipping. Return (v, A).
     """
 
     def clip(threshold: float | None) -> Tensor:
@@ -74,7 +74,7 @@ def vtrace(
 
 
 def discounted_sum(reward: Tensor, decay: Tensor, start: Tensor) -> Tensor:
-    """Return the return so far, forwards in time: R_t = r_t + decay_{t-1} R_{t-1}, with `start` = decay_{-1} R_{-1}. All `[T, ...]`."""
+    """Return the discounted sum of past rewards: R_t = r_t + decay_{t-1} R_{t-1}, with `start` = decay_{-1} R_{-1}. All `[T, ...]`."""
     first = reward.clone()
     first[0] += start
     shifted = torch.cat([torch.zeros_like(decay[:1]), decay[:-1]])
@@ -82,7 +82,7 @@ def discounted_sum(reward: Tensor, decay: Tensor, start: Tensor) -> Tensor:
 
 
 def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
-    """Return 1 − Var(returns − value) / Var(returns) over the valid rows: 1 for a perfect critic, 0 for one no better than a constant.
+    """Return 1 − Var(returns − value) / Var(returns) over the valid rows: 1 for a perfect critic, 0 for a constant one.
 
     value, returns: `[B, S]`; the variances of the S streams are added.  valid: bool `[B]`.
     """
@@ -102,7 +102,7 @@ def _reverse_scan(x: Tensor, decay: Tensor) -> Tensor:
 
 
 def _doubling(x: Array, decay: Array) -> Array:
-    """Scan in ⌈log₂ T⌉ vectorized rounds: the window doubles in each."""
+    """Scan in ⌈log₂ T⌉ vectorized rounds; the window doubles each round."""
     y, decay, window = x + 0, decay + 0, 1
     while window < len(x):
         y[:-window] += decay[:-window] * y[window:]

@@ -1,4 +1,4 @@
-"""Values that change over a run: pure functions of its progress, from 0 to 1."""
+"""Schedules: values that change over a run, as pure functions of its progress from 0 to 1."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,17 +14,17 @@ KEYS = {"constant": {"value"}, "linear": {"start", "end"}, "piecewise": {"points
 
 
 def constant(value: float) -> Schedule:
-    """Return a schedule that keeps one value."""
+    """Return a constant schedule."""
     return piecewise([[0.0, value]])
 
 
 def linear(start: float, end: float = 0.0) -> Schedule:
-    """Return a schedule from start to end over the run."""
+    """Return a linear schedule from start to end over the run."""
     return piecewise([[0.0, start], [1.0, end]])
 
 
 def piecewise(points: list[list[float]]) -> Schedule:
-    """Return a schedule of straight lines through `[progress, value]` points, flat before the first and after the last."""
+    """Return a piecewise linear schedule through `[progress, value]` points, constant before the first and after the last."""
     at, values = zip(*points, strict=True)
     return partial(_interpolate, at, values)
 
@@ -37,12 +37,12 @@ def make_schedule(name: str, setting: object, low: float = 0.0, high: float = fl
     """Build a schedule from its setting.
 
     Args:
-        name: what the schedule is for, for messages.
-        setting: a number, a mapping or a function, see `ScheduleSetting`.
+        name: the setting's name in messages.
+        setting: a number, a mapping or a function; see `ScheduleSetting`.
         low, high: limits of all values.
 
     Raises:
-        SettingError: unknown schedule or key, a missing one, or a value out of range.
+        SettingError: the schedule or a key is unknown, a key is missing, or a value is out of range.
     """
     if callable(setting):
         setting = as_points(name, setting)
@@ -73,9 +73,9 @@ def make_schedule(name: str, setting: object, low: float = 0.0, high: float = fl
 
 
 def as_points(name: str, function: Callable[[float], float]) -> dict[str, Any]:
-    """Turn a function of progress into the setting of a schedule: straight lines through its values at every hundredth of the run.
+    """Convert a function of progress to a piecewise linear schedule setting, with a point at every hundredth of the run.
 
-    So it can be saved: a checkpoint holds no code.
+    Such a setting can be saved, while checkpoints contain no code.
     """
     points = []
     for k in range(101):
@@ -87,15 +87,15 @@ def as_points(name: str, function: Callable[[float], float]) -> dict[str, Any]:
 
 
 class BuildSchedule:
-    """A note in an annotation: the setting becomes a schedule."""
+    """Annotation marker: the setting becomes a schedule."""
 
     def __repr__(self) -> str:
         return "schedule"
 
 
 if TYPE_CHECKING:
-    ScheduleSetting = Any  # given as a number or a mapping, and a `Schedule` from then on
+    ScheduleSetting = Any  # passed as a number or a mapping, then converted to a `Schedule`
 else:
     ScheduleSetting = Annotated[float | dict[str, Any], BuildSchedule()]
-    """A number, `{schedule: linear, start: 3e-4, end: 0.0}` or `{schedule: piecewise, points: [[0, 3e-4], [0.5, 1e-4], [1, 0]]}`; from
+    """A number, `{schedule: linear, start: 3e-4, end: 0.0}` or `{schedule: piecewise, points: [[0, 3e-4], [0.5, 1e-4], [1, 0]]}`; in
     Python also a function of the progress from 0 to 1, see `as_points`."""

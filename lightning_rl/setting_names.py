@@ -1,6 +1,6 @@
-"""Names of settings, and the way out for a wrong one: on the command line and from Python the same.
+"""Names of settings, and suggestions for unknown ones, for the command line and Python.
 
-Names are read from source files, so that a misspelt one is reported before torch is imported, which takes seconds.
+Names are read from source files, so that a misspelled one is reported before torch is imported, which takes seconds.
 """
 
 import ast
@@ -17,7 +17,7 @@ SECTIONS = {
     "evaluation": "lightning_rl.callbacks.evaluation.EvaluationConfig",
     "checkpoint": "lightning_rl.callbacks.checkpoints.CheckpointConfig",
 }
-"""Arguments of our Trainer with a section at the top of a config, and their classes."""
+"""Arguments of our Trainer that have a top-level section in a config, and their classes."""
 TRAINERS = ("pytorch_lightning.trainer.trainer.Trainer", "lightning_rl.training.trainer.Trainer")
 PARTS = {
     "env": "lightning_rl.envs.config.EnvConfig",
@@ -25,7 +25,7 @@ PARTS = {
     "behavioral_cloning": "lightning_rl.training.side_learners.CloningConfig",
     "actors": "lightning_rl.actors.config.ActorsConfig",
 }
-"""An algorithm's settings that are mappings themselves, and their classes."""
+"""Settings of algorithms that are mappings, and their classes."""
 MOVED = {
     "policy": "model.encoder and model.net_arch: the spaces choose the network",
     "policy_kwargs": "model.net_arch, model.activation and model.encoder",
@@ -39,7 +39,7 @@ MOVED = {
     "lr": "model.learning_rate",
     "optimizer": "configure_optimizers of a subclass, see docs/your_own.md",
     "lr_scheduler": "a schedule as model.learning_rate, or configure_optimizers of a subclass",
-    "data": "model.dataset of what learns offline; other algorithms make their own experience",
+    "data": "model.dataset of offline algorithms; other algorithms collect their own experience",
     "algo": "model",
     "normalize": "model.normalize_obs and model.normalize_reward",
     "seed": "seed_everything",
@@ -50,7 +50,7 @@ MOVED = {
     "n_eval_episodes": "evaluation.episodes",
     "import": "--import MODULE on the command line",
 }
-"""Settings of Stable-Baselines3 and its zoo that have another name or place here, as on the command line."""
+"""Settings of Stable-Baselines3 and its zoo that have another name or place here, in command-line form."""
 IN_PYTHON = {
     r"\bmodel\.env\.id\b": "env",
     r"\bmodel\.env\.(\w+)": r"env=lrl.EnvConfig(…, \1=…)",
@@ -62,17 +62,17 @@ IN_PYTHON = {
     r"^(evaluation|checkpoint)$": r"lrl.Trainer(\1=…)",
     r"^seed_everything$": "pl.seed_everything(…) of pytorch_lightning, before the model is made",
 }
-"""Patterns of settings as on the command line, and how they are written in Python."""
+"""Patterns of settings in command-line form, and how to write them in Python."""
 
 
 def way_out_of_algorithm(name: str, names: Iterable[str], in_python: bool = False) -> str:
-    """Return which other algorithms have a setting that is not among `names`, those of an algorithm; else what `way_out` returns."""
+    """Return which other algorithms have an unknown setting, or else the result of `way_out`; `names` are the algorithm's settings."""
     owners = [] if name in MOVED else owners_of(name)
     return f", only of {', '.join(owners)}" if owners else way_out(name, names, in_python)
 
 
 def way_out(name: str, names: Iterable[str], in_python: bool = False) -> str:
-    """Return the place of a setting that is not among `names`, or the closest of them; an empty text where there is neither."""
+    """Return where an unknown setting belongs, or else the closest of `names`; an empty string if there is neither."""
     place = MOVED.get(name) or place_of(name)
     if place is None:
         return nearest(name, names)
@@ -87,7 +87,7 @@ def owners_of(name: str) -> list[str]:
 
 
 def place_of(name: str) -> str | None:
-    """Return where a config has a setting of that name, such as `model.env.num_envs`; None if it has none."""
+    """Return the place of a setting in a config, such as `model.env.num_envs`; None if there is no such setting."""
     if name in SECTIONS:
         return name
     if owners_of(name):
@@ -103,20 +103,20 @@ def settings_of_model(name: str) -> list[str]:
 
 @cache
 def settings_of_section(section: str) -> list[str]:
-    """Return the settings in a section of a config, or in a part of an algorithm's."""
+    """Return the settings of a section of a config, or of a part of an algorithm's settings."""
     if section == "trainer":
         return [name for trainer in TRAINERS for name in read_names(trainer) if name not in SECTIONS]
     return read_names({**SECTIONS, **PARTS}[section])
 
 
 def read_names(path: str) -> list[str]:
-    """Read the settings of a class: the fields of a dataclass and of its bases, or the parameters of `__init__`."""
+    """Read the settings of a class: the fields of a dataclass and its bases, or the parameters of `__init__`."""
     return [name for name, is_setting in read_fields(path).items() if is_setting]
 
 
 @cache
 def read_fields(path: str) -> dict[str, bool]:
-    """Read the fields of a class, and whether each is a setting: one with `init=False` hides that of a base."""
+    """Read the fields of a class, and whether each is a setting: a field with `init=False` hides a base class's setting."""
     module, _, name = path.rpartition(".")
     tree = read_source(module)
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
@@ -137,7 +137,7 @@ def read_fields(path: str) -> dict[str, bool]:
 
 @cache
 def read_source(module: str) -> ast.Module:
-    """Read a module's source without importing it, or the packages around it."""
+    """Read a module's source without importing it or its parent packages."""
     package, *rest = module.split(".")
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None

@@ -1,6 +1,6 @@
-"""Observation and action spaces: their leaves, storage, choices, checks, and plain form in files.
+"""Observation and action spaces: leaves, storage, choices, checks, and a plain form for files.
 
-Only this file and `distributions/` ask what class a space has.
+Only this file and `distributions/` check the class of a space.
 """
 
 import math
@@ -17,18 +17,19 @@ from lightning_rl.errors import SettingError, nearest
 from lightning_rl.types import Tree, tree_leaves, tree_map
 
 MASK = "action_mask"
-"""The key of an observation or info for the legal actions."""
+"""The key of the legal actions in an observation or info."""
 OWN, JOINT = "own", "joint"
-"""The keys of what an agent sees itself, and of what it and others see, or the state of the environment."""
+"""The keys of an agent's own observation, and of the joint observation of all agents or the environment's state."""
 
 
 class Spaces(NamedTuple):
-    """The spaces of one environment, and whether it masks actions; observations as networks see them, without the key `action_mask`.
+    """The spaces of one environment, and whether it masks actions; observations are as networks see them, without the key `action_mask`.
 
-    agents: the names of all agents of an environment of several.
-    one_learns: whether one of them learns in an episode, as in games of turns and in self-play, and not all.
-    teams: of those agents, where one team of an environment learns in an episode.
-    joint: what observations hold under the key `joint` beside an agent's `own`: those of `all` agents, or the environment's `state`.
+    agents: the names of all agents of a multi-agent environment.
+    one_learns: whether only one agent learns in each episode, as in turn-based games and self-play.
+    teams: the teams of agents, if one team learns in each episode.
+    joint: what observations contain under the key `joint`, in addition to an agent's `own`: the observations of `all` agents, or the
+        environment's `state`.
     """
 
     observation: Space
@@ -41,21 +42,21 @@ class Spaces(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Return how many rows of a vector environment one environment is: one for each agent that learns at the same time."""
+        """Return how many rows of a vector environment one environment takes: one for each agent that learns at the same time."""
         if self.teams:
             return len(self.teams[0])
         return 1 if self.one_learns else max(1, len(self.agents))
 
     def masks(self, *batch: int) -> Tree:
-        """Return masks `[*batch, M]` that allow everything; () where the environment has none."""
+        """Return masks `[*batch, M]` that allow everything; () if the environment has no masks."""
         return np.ones((*batch, sum(choice_sizes(self.action))), dtype=bool) if self.masked else ()
 
 
 class Leaf(NamedTuple):
     """One observation leaf.
 
-    kind: vector, image or one_hot, which has parts with `sizes` and `starts`.
-    name: its path in the observation space: `robot.arm`, `cameras.0`; `obs` if the space is the leaf.
+    kind: vector, image or one_hot; a one_hot leaf has parts with `sizes` and `starts`.
+    name: its path in the observation space: `robot.arm`, `cameras.0`; `obs` if the space itself is the leaf.
     """
 
     kind: str
@@ -69,8 +70,8 @@ class Leaf(NamedTuple):
 def observation_leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Yield the leaves of an observation space, in the order of `types.tree_leaves`.
 
-    A Box with three dimensions (or four: stacked frames) is an image; bytes are scaled to [0, 1]. Raises `SettingError`: a space, or a part
-    of it, that no encoder can read.
+    A Box with three dimensions (or four: stacked frames) is an image; bytes are scaled to [0, 1]. Raises `SettingError`: no encoder can
+    read the space or a part of it.
     """
     name = ".".join(path) or "obs"
     if isinstance(space, Dict):
@@ -95,12 +96,12 @@ def observation_leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[Lea
 
 
 def is_part_of(name: str, parts: Sequence[str]) -> bool:
-    """Return whether the name of a leaf is one of some names, or is below one, as `robot.arm` is below `robot`."""
+    """Return whether the name of a leaf is in `parts` or inside one of them, as `robot.arm` is inside `robot`."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
 def check_observation_space(space: Space, entities: Sequence[str] = (), goals: Sequence[str] = (), critic_obs: Sequence[str] = ()) -> None:
-    """Raise `SettingError` for an observation space that no encoder can read, or for names that cannot be those of such observations."""
+    """Raise `SettingError` if no encoder can read an observation space, or if a name does not match a suitable observation."""
     leaves = list(observation_leaves(space))
     if not leaves or any(0 in leaf.shape for leaf in leaves):
         raise SettingError(f"the observation space {short(space)} is empty; an algorithm needs something to observe")
@@ -127,9 +128,9 @@ def check_observation_space(space: Space, entities: Sequence[str] = (), goals: S
 
 
 def with_vector(space: Space, key: str, size: int) -> Space:
-    """Return the space of observations with a vector appended: longer vectors, or a Dict with one key more.
+    """Return the space of observations with a vector appended: a longer vector, or a Dict with one more key.
 
-    Raises `SettingError`: observations that a vector cannot be appended to.
+    Raises `SettingError`: a vector cannot be appended to these observations.
     """
     vector = Box(-np.inf, np.inf, (size,), np.float32)
     if isinstance(space, Dict):
@@ -141,12 +142,12 @@ def with_vector(space: Space, key: str, size: int) -> Space:
 
 
 def with_joint(space: Space, size: int) -> Space:
-    """Return the space of an agent's own observation and a vector that is the same for all, or nearly so."""
+    """Return the space of an agent's own observation and a vector that is (nearly) the same for all agents."""
     return Dict({OWN: space, JOINT: Box(-np.inf, np.inf, (size,), np.float32)})
 
 
 def flat_observation(space: Space, observation: Tree | None) -> np.ndarray:
-    """Return an observation as a vector, without a mask; zeros if it is None."""
+    """Flatten an observation to a vector, without its mask; zeros if it is None."""
     if observation is None:
         return np.zeros(flatdim(space), dtype=np.float32)
     seen = {key: observation[key] for key in space} if isinstance(space, Dict) else observation
@@ -154,7 +155,7 @@ def flat_observation(space: Space, observation: Tree | None) -> np.ndarray:
 
 
 def allocate(space: Space, *batch: int) -> Tree:
-    """Return a tree of zeros `[*batch, ...]` to store observations in: bytes and integers as they are, floats as float32."""
+    """Return a tree of zeros `[*batch, ...]` to store observations in: bytes and integers keep their dtype, floats are float32."""
 
     def zeros(leaf: Space) -> np.ndarray:
         dtype = np.float32 if np.issubdtype(leaf.dtype, np.floating) or isinstance(leaf, MultiBinary) else leaf.dtype
@@ -170,13 +171,15 @@ def _map_leaves(function: Callable[[Space], np.ndarray], space: Space) -> Tree:
 
 
 def samples(space: Space, num: int) -> Tree:
-    """Draw random members, a tree of arrays `[num, ...]` of the space's own dtypes."""
+    """Draw random members, as a tree of arrays `[num, ...]` in the space's dtypes."""
     return tree_map(lambda *leaves: np.stack(leaves), *(space.sample() for _ in range(num)))
 
 
 def choices(space: Space) -> Tree:
-    """Return the number of choices of each part of an action space as arrays: `[n]` of Discrete, nvec of MultiDiscrete, 2 for each bit of
-    MultiBinary, empty of others."""
+    """Return the number of choices of each part of an action space as arrays.
+
+    These are `[n]` for Discrete, nvec for MultiDiscrete, 2 for each bit of MultiBinary, and empty for others.
+    """
 
     def sizes(leaf: Space) -> np.ndarray:
         if isinstance(leaf, Discrete):
@@ -189,14 +192,14 @@ def choices(space: Space) -> Tree:
 
 
 def choice_sizes(space: Space) -> list[int]:
-    """Return `choices` as a list, in the order of the space, which is that of its distribution; their sum is M, the width of a mask."""
+    """Return `choices` as a list, in the order of the space and of its distribution; their sum is M, the width of a mask."""
     if isinstance(space, Dict | Tuple):
         return [size for child in (space.values() if isinstance(space, Dict) else space) for size in choice_sizes(child)]
     return choices(space).tolist()
 
 
 def limits(space: Space) -> Tree:
-    """Return the lowest and the highest value of each part of a space: arrays `[2, ...]`, which broadcast against its members."""
+    """Return the lowest and highest values of each part of a space: arrays `[2, ...]` that broadcast against its members."""
 
     def ends(leaf: Space) -> np.ndarray:
         if isinstance(leaf, Box):
@@ -209,7 +212,7 @@ def limits(space: Space) -> Tree:
 
 
 def is_legal(space: Space, action: Any, mask: Tree) -> bool:
-    """Return whether an action is one of the space, and the mask of a Discrete one `[n]` allows it."""
+    """Return whether an action is in the space and, if the space is Discrete, allowed by the mask `[n]`."""
     if not space.contains(action):
         return False
     return not (isinstance(space, Discrete) and len(mask)) or bool(mask[action - space.start])
@@ -230,7 +233,7 @@ def legal_sample(space: Space, mask: np.ndarray) -> Tree:
 
 
 def add_hidden(space: Space, observation: Tree, hidden: Sequence[str]) -> Tree:
-    """Return an observation, or a batch, with zeros for keys that only critics get, where they are missing."""
+    """Add zeros to an observation or a batch for missing keys that only critics see."""
     if not isinstance(space, Dict) or not hidden:
         return observation
     given = observation if isinstance(observation, Mapping) and not observation.keys() - space.keys() else {OWN: observation}
@@ -241,7 +244,7 @@ def add_hidden(space: Space, observation: Tree, hidden: Sequence[str]) -> Tree:
 
 
 def without_hidden(spaces: Spaces, hidden: Sequence[str]) -> Spaces:
-    """Return the spaces without the observations that only critics get; of an agent and others the agent's own."""
+    """Return the spaces without observations that only critics see; for joint observations, the agent's own part."""
     if spaces.joint:
         return spaces._replace(observation=spaces.observation[OWN], joint="")  # type: ignore[index]
     if not hidden or not isinstance(spaces.observation, Dict):
@@ -250,7 +253,7 @@ def without_hidden(spaces: Spaces, hidden: Sequence[str]) -> Spaces:
 
 
 def is_batch_of(space: Space, observation: Tree) -> bool:
-    """Return whether an observation has one more dimension than the space: a batch. Its first part decides, if it is there."""
+    """Return whether an observation is a batch: has more dimensions than the space. Its first part decides, if it is present."""
     try:
         if isinstance(space, Dict):
             key = next(iter(space))
@@ -258,7 +261,7 @@ def is_batch_of(space: Space, observation: Tree) -> bool:
         if isinstance(space, Tuple):
             return is_batch_of(space[0], observation[0])
         return np.ndim(observation) > len(space.shape or ())
-    except (LookupError, TypeError, ValueError):  # of another structure
+    except (LookupError, TypeError, ValueError):  # another structure
         return False
 
 
@@ -287,7 +290,7 @@ def mismatches(space: Space, obs: Tree, key: str = "", batched: bool = False) ->
 
 
 def unknown_parts(space: Space, obs: Tree) -> list[str]:
-    """Return the names in an observation that its space does not have, but for a mask."""
+    """Return the names in an observation that its space does not have, except a mask."""
     return [name for name in obs if name not in space.spaces and name != MASK] if isinstance(space, Dict) else []
 
 
@@ -306,12 +309,12 @@ def is_outside(space: Space, obs: Tree) -> bool:
 
 
 def has_fractions(space: Space, obs: np.ndarray) -> bool:
-    """Return whether numbers would lose their fractions in a space of whole numbers, as images from 0 to 1 in one of bytes."""
+    """Return whether numbers would lose their fractions in an integer space, such as images from 0 to 1 in a space of bytes."""
     return obs.dtype.kind == "f" and space.dtype is not None and space.dtype.kind in "iu" and bool((obs != np.trunc(obs)).any())
 
 
 def cast(space: Space, obs: Tree) -> Tree:
-    """Return an observation with the numbers of its space, such as bytes where an environment returns whole numbers as floats."""
+    """Cast an observation to the dtypes of its space, such as bytes if an environment returns whole numbers as floats."""
     if isinstance(space, Dict):
         return {name: cast(child, obs[name]) for name, child in space.items()}
     if isinstance(space, Tuple):
@@ -320,9 +323,9 @@ def cast(space: Space, obs: Tree) -> Tree:
 
 
 def as_rows(space: Space, obs: Tree, batched: bool = True) -> Tree:
-    """Return a batch of observations, or one of them as a batch, in arrays of their space.
+    """Return a batch of observations, or a single one as a batch, as arrays in the dtypes of their space.
 
-    Raises `SettingError`: other parts or shapes, or parts of different numbers of observations.
+    Raises `SettingError`: parts or shapes differ from the space, or parts have different numbers of observations.
     """
     for what in mismatches(space, obs, batched=batched):
         raise SettingError(shorten(what, 160, placeholder=" …"))
@@ -330,14 +333,14 @@ def as_rows(space: Space, obs: Tree, batched: bool = True) -> Tree:
         obs = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
     counts = [len(leaf) for leaf in tree_leaves(obs)]
     if len({*counts}) > 1:
-        raise SettingError(f"the parts of a batch are of {counts[0]} and of {next(n for n in counts if n != counts[0])} observations")
+        raise SettingError(f"the parts of a batch have {counts[0]} and {next(n for n in counts if n != counts[0])} observations")
     rows = allocate(space, counts[0])
     tree_map(partial(np.copyto, casting="unsafe"), rows, obs)
     return rows
 
 
 def misshape(value: object, shape: tuple[int, ...], batched: bool = False) -> str:
-    """Describe what is wrong with a value that must be numbers of a shape, or a batch of them; empty if nothing is."""
+    """Describe what is wrong with a value that must be numbers of a shape, or a batch of them; an empty string if nothing is."""
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -354,7 +357,7 @@ def short(space: Space) -> str:
 
 
 def to_plain(space: Space) -> dict[str, Any]:
-    """Return a space as strings, numbers and lists, for checkpoints."""
+    """Convert a space to strings, numbers and lists, for checkpoints."""
     if isinstance(space, Dict):
         return {"type": "Dict", "spaces": {key: to_plain(child) for key, child in space.items()}}
     if isinstance(space, Tuple):
@@ -373,7 +376,7 @@ def to_plain(space: Space) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any]) -> Space:
-    """Build a space from its plain form. Raises `SettingError`: no such type of space."""
+    """Build a space from its plain form. Raises `SettingError`: the type of space is unknown."""
     kind = plain["type"]
     if kind == "Dict":
         return Dict([(key, from_plain(child)) for key, child in plain["spaces"].items()])  # pairs keep their order
@@ -393,7 +396,7 @@ def from_plain(plain: dict[str, Any]) -> Space:
 
 
 def _compact(bound: np.ndarray) -> float | list[float]:
-    """Return one number where all are equal (images), else all of them in order."""
+    """Return one number if all are equal (images), else all of them in order."""
     return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.ravel().tolist()
 
 
@@ -402,19 +405,19 @@ def _expand(bound: float | list[float], shape: tuple[int, ...], dtype: type) -> 
 
 
 def as_spaces(observation: Space, action: Space) -> Spaces:
-    """Return the spaces of an environment, which masks actions if its observations have the key `action_mask`."""
+    """Return the spaces of an environment; it masks actions if its observations have the key `action_mask`."""
     if not (isinstance(observation, Dict) and MASK in observation.spaces):
         return Spaces(observation, action)
     return Spaces(Dict([(key, child) for key, child in observation.items() if key != MASK]), action, masked=True)
 
 
 def single_spaces(envs: gym.vector.VectorEnv) -> Spaces:
-    """Return the spaces of one of the environments."""
+    """Return the spaces of one of the environments of a vector environment."""
     return as_spaces(envs.single_observation_space, envs.single_action_space)
 
 
 def describe_space(space: Space) -> str:
-    """Return a space in a few words: `Box(4)`, `Discrete(2)`, `Dict(camera: Box(64, 64, 3) uint8, speed: Box(1))`."""
+    """Describe a space briefly: `Box(4)`, `Discrete(2)`, `Dict(camera: Box(64, 64, 3) uint8, speed: Box(1))`."""
     if isinstance(space, Box):
         return f"Box({', '.join(map(str, space.shape))})" + ("" if space.dtype == "float32" else f" {space.dtype}")
     if isinstance(space, Discrete):

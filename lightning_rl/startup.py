@@ -1,4 +1,4 @@
-"""How processes start and end: Ctrl-C before torch is loaded, where configs and modules are found, workers that end with their parent.
+"""Start and end of processes: Ctrl-C before torch is loaded, the search for configs and modules, workers that end with their parent.
 
 Imports as little as possible.
 """
@@ -19,31 +19,31 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-"""The folder of this package: a checkout, or where packages are installed."""
+"""The folder that contains this package: a checkout, or the folder of installed packages."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 RAN_THE_PROGRAM = 78
-"""Exit status of a process that found itself running the program from its beginning."""
-UNGUARDED = 'spawned processes import the program: let it train below `if __name__ == "__main__":`'
+"""Exit status of a spawned process whose import of the program starts training again."""
+UNGUARDED = 'spawned processes import the program: put the training below `if __name__ == "__main__":`'
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 LIMITS: list[tuple[int, int, int]] = []
-"""Of garbage collection, as they were when each import that still lasts began."""
+"""Garbage-collection thresholds at the start of each import that is still running."""
 LIMITS_LOCK = threading.Lock()
 
 
 def config_folder() -> Path:
-    """Find the packaged configs: next to the package in a checkout, inside it when installed."""
+    """Return the folder of packaged configs: next to the package in a checkout, inside it if installed."""
     return folder_beside("configs")
 
 
 def folder_beside(name: str) -> Path:
-    """Return a folder inside the package where it is installed; next to it in a checkout."""
+    """Return a folder of the package: inside it if installed, next to it in a checkout."""
     inside = Path(__file__).parent / name
     return inside if inside.is_dir() else ROOT / name
 
 
 def packaged_agents() -> dict[str, Path]:
-    """Return the folders of the trained agents that come with this package, by the names of the configs that trained them."""
+    """Return the folders of the trained agents in this package, keyed by the names of their configs."""
     folder = folder_beside("zoo")
     return {path.parent.relative_to(folder).as_posix(): path.parent for path in sorted(folder.rglob("agent.json"))}
 
@@ -51,7 +51,7 @@ def packaged_agents() -> dict[str, Path]:
 def search_here_last() -> None:
     """Remove the current folder from the front of `sys.path`, where `python -m` puts it.
 
-    It goes to the end if this package is in it: in a checkout that is not installed, workers would not find the package otherwise.
+    If it contains this package, append it to the end: workers would not find a package that is not installed otherwise.
     """
     here = os.getcwd()
     if sys.path[0] in ("", here):
@@ -61,9 +61,9 @@ def search_here_last() -> None:
 
 
 def find_modules_here(names: Iterable[str]) -> None:
-    """Let Python find modules in the current folder, after all others, if one of the names is found nowhere else.
+    """Append the current folder to `sys.path` if one of the modules is not found elsewhere.
 
-    Only then: the folder may hold anything, and a file in it must not be imported because a package has the same name.
+    Only then: the folder may contain anything, and its files must not hide packages of the same name.
     """
     packages = {name.partition(".")[0] for name in names}
     if any(package not in sys.modules and find_spec(package) is None for package in packages):
@@ -71,25 +71,25 @@ def find_modules_here(names: Iterable[str]) -> None:
 
 
 def is_program() -> bool:
-    """Return whether this package is being imported to be run, by `lightning-rl` or `python -m lightning_rl`."""
-    if sys.argv[0] == "-m":  # Python looks for a module: ours, or one of a package that imports us
+    """Return whether this package is imported by its command line, `lightning-rl` or `python -m lightning_rl`."""
+    if sys.argv[0] == "-m":  # Python is looking for a module: ours, or one in a package that imports us
         return sys.orig_argv[-len(sys.argv)].removeprefix("-m") in ("lightning_rl", "lightning_rl.__main__")
     return os.path.basename(sys.argv[0]) == "lightning-rl"
 
 
 def leave_when_interrupted() -> None:
-    """End at once on Ctrl-C, unless somebody else handles or ignores it."""
+    """Exit immediately on Ctrl-C, unless another handler is installed or the signal is ignored."""
     _replace_handler(signal.default_int_handler, _leave)
 
 
 def raise_when_interrupted() -> None:
-    """Handle Ctrl-C as Python does, again."""
+    """Restore Python's handling of Ctrl-C."""
     _replace_handler(_leave, signal.default_int_handler)
 
 
 def _replace_handler(before: object, handler: object) -> None:
     if signal.getsignal(signal.SIGINT) is before:
-        with suppress(ValueError):  # not the main thread, which gets no signals
+        with suppress(ValueError):  # not in the main thread, so this thread gets no signals
             signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
 
 
@@ -99,9 +99,9 @@ def _leave(number: int, frame: object) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Limit garbage collection to new objects while modules are imported: full collections take a third of the time of importing torch.
+    """Limit garbage collection to new objects during imports: full collections take a third of the time of importing torch.
 
-    Several threads may import at once: the last that ends restores the limits.
+    Several threads may import at the same time; the last one to finish restores the thresholds.
     """
     with LIMITS_LOCK:
         LIMITS.append(gc.get_threshold())
@@ -116,15 +116,15 @@ def importing() -> Iterator[None]:
 
 
 def leave_the_program() -> None:
-    """End a process that was spawned to work and imports, before it works, a program that trains as it is imported."""
+    """Exit a spawned process whose import of the program starts training, before it does any work."""
     try:
-        multiprocessing.spawn.get_preparation_data("")  # raises where multiprocessing could not start a process either
+        multiprocessing.spawn.get_preparation_data("")  # raises if multiprocessing could not start a process here
     except RuntimeError:
         os._exit(RAN_THE_PROGRAM)
 
 
 def follow_parent() -> None:
-    """Leave signals to all processes of a terminal or job to the parent, and end when the parent ends, also if it was killed."""
+    """Ignore signals that a terminal or job sends to all its processes, and exit when the parent ends, even if it is killed."""
     for name in SIGNALS:
         signal.signal(getattr(signal, name), _ignore)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -132,7 +132,7 @@ def follow_parent() -> None:
 
 @contextmanager
 def restoring_signal_handlers() -> Iterator[None]:
-    """Install Python's signal handlers again afterwards, also where a C++ library replaced them below Python."""
+    """Reinstall Python's signal handlers after the context, even if a C++ library replaced them below Python."""
     before = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in SIGNALS)}
     try:
         yield
@@ -143,7 +143,7 @@ def restoring_signal_handlers() -> Iterator[None]:
 
 
 def start_fork_server(module: str) -> None:
-    """Start the process from which others are forked, after it has imported a module; it ignores signals to a whole terminal or job."""
+    """Start the fork server with a module preloaded; it ignores signals to a whole terminal or job."""
     multiprocessing.set_forkserver_preload([module])
     with restoring_signal_handlers():
         if threading.current_thread() is threading.main_thread():
@@ -153,11 +153,11 @@ def start_fork_server(module: str) -> None:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Do nothing: programs that an environment starts would inherit SIG_IGN and could not be terminated."""
+    """Ignore a signal; with SIG_IGN, programs that an environment starts would inherit it and could not be terminated."""
 
 
 def _end_with_parent() -> None:
-    """End a process that is stuck in its environment; one that waits notices itself that its pipe is closed."""
+    """Exit with the parent, even if stuck in an environment; a waiting process notices on its own that its pipe is closed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""Where and in how many threads networks learn, and freed memory that is kept for them."""
+"""CPU threads, choice of device, and malloc settings for training."""
 
 import ctypes
 import os
@@ -19,19 +19,19 @@ from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_to_torch
 
 MIN_WIDTH = 256
-"""Inputs and outputs from which a layer may be worth a second thread."""
+"""Minimum inputs and outputs of a layer for which a second thread may help."""
 BATCH_ROWS = 64
 MEASURED_SECONDS = 0.3
 MAX_TIME_RATIO = 0.85
-"""More threads must take at most this share of the time of one."""
+"""More threads are used if they take at most this fraction of the time of one thread."""
 MALLOC_OPTIONS = {-3: 32 << 20, -1: 256 << 20}
-"""M_MMAP_THRESHOLD, the most that glibc itself rises to, and M_TRIM_THRESHOLD, by their numbers in its malloc.h, in bytes."""
+"""M_MMAP_THRESHOLD (the maximum that glibc itself adapts to) and M_TRIM_THRESHOLD, by their numbers in malloc.h, in bytes."""
 MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Let torch compute in a number of CPU threads inside the context."""
+    """Set the number of torch's CPU threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -41,15 +41,15 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 def one_thread() -> threadpool_limits:
-    """Let numpy multiply in one thread from now on, or until the returned context ends: small matrices are slower with more."""
+    """Limit numpy's BLAS to one thread, until the returned context ends: small matrices are slower with more."""
     return threadpool_limits(limits=1, user_api="blas")
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 256 MiB that an update frees for the next one, until the process ends, unless variables of its `malloc` are set.
+    """Let glibc keep up to 256 MiB of freed memory for the next update, unless environment variables configure its `malloc`.
 
-    By default it gives more than a few megabytes at the end of its heap back to the kernel, which clears each page again when it is next
-    asked for: a third of the time of TQC, whose loss has arrays of 2.4 MB (benchmarks/notes.md). Other C libraries are left as they are.
+    By default, glibc returns more than a few megabytes at the end of its heap to the kernel, which zeroes each page on the next use. That
+    takes a third of the time of TQC, whose loss has arrays of 2.4 MB (benchmarks/notes.md). Other C libraries are not changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None and not any(name in os.environ for name in MALLOC_VARIABLES):
@@ -58,7 +58,7 @@ def keep_freed_memory() -> None:
 
 
 def is_wide(network: torch.nn.Module) -> bool:
-    """Return whether a network has convolutions, or layers of 256 and wider."""
+    """Return whether a network has convolutions, or layers of width 256 or more."""
     layers = (torch.nn.Linear, EnsembleLinear, NoisyLinear)
     widths = [min(module.weight.shape[-2:]) for module in network.modules() if isinstance(module, layers)]
     return has_convolutions(network) or max(widths, default=0) >= MIN_WIDTH
@@ -72,7 +72,7 @@ def has_convolutions(network: torch.nn.Module) -> bool:
 def suits_cpu(model: Any) -> bool:
     """Return whether an algorithm probably learns faster on a CPU: its network is narrow, and its environments are not on the GPU.
 
-    A PPO update is 240 kernels, each of which the host of an H100 took some 10 µs to launch (benchmarks/notes.md).
+    A PPO update launches 240 kernels, at about 10 µs each on the host of an H100 (benchmarks/notes.md).
     """
     env, network = getattr(model, "env", None), getattr(model, "network", None)
     on_device = env.lives_on_device if isinstance(env, EnvConfig) else hasattr(env, "device")
@@ -80,9 +80,9 @@ def suits_cpu(model: Any) -> bool:
 
 
 def choose_threads(model: object) -> tuple[int, str | None]:
-    """Return the threads for an algorithm's updates, and a line about the choice if it was measured.
+    """Return the number of threads for an algorithm's updates, and a line about the choice if it was measured.
 
-    One, or torch's own choice where the network learns clearly faster with it.
+    This is 1, or torch's default if the network learns clearly faster with it.
     """
     most, network, spaces = torch.get_num_threads(), getattr(model, "network", None), getattr(model, "spaces", None)
     if most == 1 or not isinstance(network, PolicyNetwork) or not isinstance(spaces, Spaces) or not is_wide(network):
@@ -94,7 +94,7 @@ def choose_threads(model: object) -> tuple[int, str | None]:
 
 
 def learning_step(network: PolicyNetwork, space: Space) -> Callable[[], None]:
-    """Return a function that goes forward and backward through a copy of the policy, on a batch of zeros."""
+    """Return a function that runs a forward and a backward pass of a copy of the policy on a batch of zeros."""
     network = deepcopy(network).eval()
     obs, memory = tree_to_torch(allocate(space, BATCH_ROWS)), network.initial_memory(BATCH_ROWS)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -107,7 +107,7 @@ def learning_step(network: PolicyNetwork, space: Space) -> Callable[[], None]:
 
 
 def measure_seconds(step: Callable[[], None], most: int) -> tuple[float, float]:
-    """Return the mean time of a step with 1 thread and with the most, alternating; one long wait may cost more than all others gain."""
+    """Return the mean times of a step with 1 and with `most` threads, alternating: the mean includes the cost of rare long waits."""
     spent, rounds = {1: 0.0, most: 0.0}, -1
     start = time.perf_counter()
     while rounds < 1 or time.perf_counter() - start < MEASURED_SECONDS:
@@ -115,6 +115,6 @@ def measure_seconds(step: Callable[[], None], most: int) -> tuple[float, float]:
             with torch_threads(number):
                 before = time.perf_counter()
                 step()
-                spent[number] += time.perf_counter() - before if rounds >= 0 else 0.0  # the first round prepares kernels
+                spent[number] += time.perf_counter() - before if rounds >= 0 else 0.0  # the first round is a warm-up
         rounds += 1
     return spent[1] / rounds, spent[most] / rounds

@@ -1,10 +1,10 @@
-"""The nouns that travel between the floors, and trees of arrays or tensors.
+"""Shared data types, and trees of arrays or tensors.
 
 A tree is a leaf (numpy array, tensor or number) or a dict or tuple of trees. Observations, actions and memory are trees.
-The children of a dict come in the order of its keys, however it was built.
+The children of a dict are ordered by key, not by insertion.
 Shapes: T time steps, N environments, B rows of a batch, S reward streams. Value-like tensors end in S, row flags are `[T, N]`.
-A mask is flat, `[..., M]` bools: which of the M choices of all discrete parts of the action space are legal, part after part; `()` where
-the environment rules out nothing. See `envs/masks.py`.
+A mask is flat, `[..., M]` bools: which of the M choices of all discrete parts of the action space are legal, part after part. It is `()`
+if the environment has no masks. See `envs/masks.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from torch import Tensor
 Tree = Any
 """A leaf, or a dict or tuple of trees."""
 State = dict[str, Any]
-"""What an object saves to continue exactly: numbers, arrays, tensors and plain data by their names."""
+"""The state that an object saves for an exact resume: named numbers, arrays, tensors and plain data."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-"""Observations and rewards are kept as float32: beyond this they would be infinite."""
+"""Observations and rewards are stored as float32; larger values would become infinite."""
 
 
 class Step(NamedTuple):
-    """What a policy did for N observations: `action` (a tree, as sampled), `log_prob [N]`, `value [N, S]`, `memory`."""
+    """A policy's output for N observations: `action` (a tree, as sampled), `log_prob [N]`, `value [N, S]`, `memory`."""
 
     action: Tree
     log_prob: Tensor
@@ -34,11 +34,11 @@ class Step(NamedTuple):
 class EnvStep(NamedTuple):
     """One step of N environments.
 
-    obs: what to act on next, `[N, ...]`.  reward, terminated, truncated, valid: `[N]`; truncated excludes terminated.
+    obs: the observations to act on next, `[N, ...]`.  reward, terminated, truncated, valid: `[N]`; truncated excludes terminated.
     episode_start: whether `obs` is the first of an episode, `[N]`.  ended: the indices of the K environments whose episode ended.
     final_obs: their true last observations, `[K, ...]`, or None if K = 0.
-    info: the environment's, of the row that ended where one did.
-    mask: which actions are legal at `obs`, `[N, M]`, and final_mask at `final_obs`, `[K, M]`; () where the environments rule out nothing.
+    info: the environment's info; for rows whose episode ended, that of the final step.
+    mask, final_mask: the legal actions at `obs`, `[N, M]`, and at `final_obs`, `[K, M]`; () if the environments have no masks.
     """
 
     obs: Tree
@@ -55,13 +55,13 @@ class EnvStep(NamedTuple):
 
 
 def first_step(obs: Tree, mask: Tree, num_envs: int) -> EnvStep:
-    """Return the first observations of new episodes in all N environments as a step that is not experience."""
+    """Return the first observations of new episodes in all N environments, as a step with no valid rows."""
     none = np.zeros(num_envs, dtype=bool)
     return EnvStep(obs, np.zeros(num_envs), none, none, none, ~none, np.flatnonzero(none), None, {}, mask)
 
 
 class Experience(NamedTuple):
-    """Single steps as reward signals see them, any batch shape `[...]`: what was seen, done, seen next, and paid.
+    """Single steps for reward signals, with any batch shape `[...]`.
 
     obs, action, next_obs: trees; next_obs is the true one where an episode ended.  reward: the environment's.  terminated: bool.
     weight: importance of each step, 0 where it does not count; sums to 1.
@@ -78,12 +78,12 @@ class Experience(NamedTuple):
 class Rollout(NamedTuple):
     """Experience of N environments over T steps, time-major. Empty slots are `()`.
 
-    obs: `[T, N, ...]` tree.  action: `[T, N, ...]` tree as sampled.  log_prob: `[T, N, D]`, part by part,
-    empty where an algorithm does not need it.
+    obs: `[T, N, ...]` tree.  action: `[T, N, ...]` tree as sampled.  log_prob: `[T, N, D]`, for each action part;
+    empty if the algorithm does not need it.
     reward, value, next_value: `[T, N, S]`; next_value is the value of the true successor (the final observation at a truncation).
     terminated, truncated, valid, episode_start: bool `[T, N]`; `truncated` excludes `terminated`.
-    action_mask: bool `[T, N, M]`, of the choices at `obs`.
-    next_obs: `[T, N, ...]` tree, the true one where an episode ended; empty where no reward signal asks for it.
+    action_mask: bool `[T, N, M]`, the legal choices at `obs`.
+    next_obs: `[T, N, ...]` tree, the true one where an episode ended; empty if no reward signal needs it.
     memory: the policy's memory before the first row of each sequence, row 0, L, 2 L, … for sequences of L rows, `[⌈T / L⌉, N, ...]` tree.
     """
 
@@ -103,7 +103,7 @@ class Rollout(NamedTuple):
 
     @property
     def experience(self) -> Experience:
-        """Return the rows one by one, as reward signals see them."""
+        """Return the rows as single steps for reward signals."""
         weight = self.valid / self.valid.sum().clamp(min=1)
         return Experience(*flatten_time((self.obs, self.action, self.next_obs, (), self.terminated, weight)))
 
@@ -113,16 +113,16 @@ class Transition(NamedTuple):
 
     obs, next_obs: `[B, ...]` trees, k steps apart; next_obs is the true one where an episode ended.  action: `[B, ...]` tree as sampled.
     reward: `[B, S]`, Σ γⁱ r over the window.  discount: `[B, S]`, γᵏ · (not terminated).
-    weight: `[B]`, importance; sums to 1 where all rows were equally likely.
-    rows: `[B]`, their places in the buffer, as an array.
-    action_mask, next_action_mask: bool `[B, M]`, of the choices at obs and at next_obs; all true where the episode had terminated.
-    experience: all steps of the windows one by one, `[B · n]`, for reward signals that learn; else empty.
+    weight: `[B]`, importance; sums to 1 if all rows were equally likely.
+    rows: `[B]`, their indices in the buffer, as an array.
+    action_mask, next_action_mask: bool `[B, M]`, the legal choices at obs and at next_obs; all true where the episode had terminated.
+    experience: all single steps of the windows, `[B · n]`, for reward signals that learn; else empty.
 
-    For a network that remembers, rows are those of N sequences of T slots, flat and time-major: B = T · N. Observations come in the order
-    of their episodes, the last one of an episode in a slot of its own, so that what follows a row lies in one of the slots behind it.
+    For a recurrent network, the rows are N sequences of T slots, flat and time-major: B = T · N. Observations are in the order of their
+    episodes. The last observation of an episode has its own slot, so that each row's successor is in one of the following slots.
     episode_start: `[T, N]`.  memory: the policy's before the first slots, `[N, ...]` tree.  next_obs: the same as obs.
-    successor: `[B]`, the slot that lies k steps behind each row.  weight: 0 in slots that are no rows to learn from.
-    rows: `[N]`, of the first slots.
+    successor: `[B]`, the slot k steps after each row.  weight: 0 in slots that are not learned from.
+    rows: `[N]`, the indices of the first slots.
     """
 
     obs: Tree
@@ -140,11 +140,11 @@ class Transition(NamedTuple):
     experience: Any = ()
 
     def follow(self, x: Any, dim: int = 0) -> Any:
-        """Select, from what belongs to next_obs (a tensor or a tree of them, with their rows along `dim`), what follows each row."""
+        """Select each row's successor from values for next_obs: a tensor or a tree of tensors, with rows along `dim`."""
         return tree_index(x, (slice(None),) * dim + (self.successor,)) if len(self.successor) else x
 
     def mean(self, x: Tensor) -> Tensor:
-        """Return the plain mean of `x [B, ...]` over the rows that are learned from, for a metric."""
+        """Return the unweighted mean of `x [B, ...]` over the rows that are learned from, for a metric."""
         x = x.flatten(1).mean(1) if x.dim() > 1 else x
         return x.where(self.weight > 0, 0.0).sum() / (self.weight > 0).sum().clamp(min=1) if len(self.successor) else x.sum() / len(x)
 
@@ -196,19 +196,19 @@ def tree_index(tree: Tree, index: Any) -> Tree:
 
 
 def tree_stack(trees: Sequence[Tree], dim: int = 0) -> Tree:
-    """Stack equal trees along a new dimension; arrays stay arrays, tensors tensors, dtypes are kept."""
+    """Stack trees of the same structure along a new dimension; arrays stay arrays, tensors stay tensors, dtypes are kept."""
     return tree_map(lambda *leaves: torch.stack(leaves, dim) if isinstance(leaves[0], Tensor) else np.stack(leaves, dim), *trees)
 
 
 def tree_to_torch(tree: Tree, device: torch.device | str = "cpu") -> Tree:
-    """Return tensors that share memory with the arrays where the device allows."""
+    """Convert arrays to tensors, which share memory with the arrays if the device allows."""
     if device == "cpu" or device == torch.device("cpu"):
         return tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else torch.as_tensor(leaf), tree)
     return tree_map(lambda leaf: torch.as_tensor(leaf, device=device), tree)
 
 
 def tree_to_numpy(tree: Tree) -> Tree:
-    """Return arrays that share memory with the tensors where the device allows."""
+    """Convert tensors to arrays, which share memory with the tensors if the device allows."""
     return tree_map(lambda leaf: leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf), tree)
 
 
@@ -218,16 +218,16 @@ def flatten_time(tree: Tree) -> Tree:
 
 
 def is_finite(tree: Tree) -> bool:
-    """Return whether all floats in a tree of arrays are numbers that float32 can hold. A small sum of squares answers at once."""
+    """Return whether all floats in a tree of arrays are finite in float32. A small sum of squares proves it quickly."""
     if type(tree) is np.ndarray:
         if tree.dtype.kind != "f":
             return True
-        if tree.size <= 10_000:  # beyond that BLAS would start threads
+        if tree.size <= 10_000:  # BLAS would use threads for more
             flat = tree.ravel()
             try:
                 if flat.dot(flat) <= 1e38:
                     return True
-            except RuntimeWarning:  # an overflow, where warnings are errors
+            except RuntimeWarning:  # an overflow, if warnings are errors
                 pass
         return np.count_nonzero(np.abs(tree) <= MAX_FLOAT32) == tree.size
     if isinstance(tree, dict | tuple):

@@ -1,4 +1,4 @@
-"""Transforms of returns, so that one network learns small and large ones, and histograms of numbers."""
+"""Transforms that let a network learn small and large returns, and scalars as histograms."""
 
 from types import ModuleType
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ Numbers = TypeVar("Numbers", float, np.ndarray, Tensor)
 
 
 class ValueTransform(Protocol):
-    """A transform h(x), by calling it, and its inverse; the result has the type and precision of x."""
+    """A callable transform h(x) and its inverse; results have the type and precision of x."""
 
     def __call__(self, x: Numbers) -> Numbers: ...
 
@@ -58,7 +58,7 @@ class SymLog:
 
 
 class SignedHyperbolic:
-    """h(x) = sign(x) (√(|x| + 1) − 1) + ε x (Pohlen et al. 2018, prop. A.2), exact for the smallest numbers too."""
+    """h(x) = sign(x) (√(|x| + 1) − 1) + ε x (Pohlen et al. 2018, prop. A.2), accurate for the smallest numbers too."""
 
     def __init__(self, eps: float = 1e-2) -> None:
         if eps < 0:
@@ -79,26 +79,26 @@ TRANSFORMS: dict[str, type[ValueTransform]] = {"identity": Identity, "symlog": S
 
 
 def make_value_transform(name: str) -> ValueTransform:
-    """Return the transform of this name. Raises `SettingError`: no such name."""
+    """Return a transform by name. Raises `SettingError`: the name is unknown."""
     check_choice("value_transform", name, TRANSFORMS)
     return TRANSFORMS[name]()
 
 
 def scalar_to_support(x: Tensor, low: int, high: int) -> Tensor:
-    """Return probabilities on the integers low … high, on the two neighbours of x, whose mean is x.  `[...]` to `[..., Z]`.
+    """Return probabilities over the integers low … high with mean x, nonzero only at the two neighbors of x.  `[...]` to `[..., Z]`.
 
     Values outside the range are clipped to it.
     """
     x = (x if x.is_floating_point() else x.float()).clamp(low, high)
     lower = x.floor().clamp(max=high - 1)
     upper_share = (x - lower).unsqueeze(-1)
-    index = (lower - low).nan_to_num().long().unsqueeze(-1)  # NaN stays in the shares, and is found in the loss
+    index = (lower - low).nan_to_num().long().unsqueeze(-1)  # NaN stays in the probabilities, and is detected in the loss
     probs = torch.zeros(*x.shape, high - low + 1, dtype=x.dtype, device=x.device)
     return probs.scatter_(-1, index, 1 - upper_share).scatter_(-1, index + 1, upper_share)
 
 
 def support_to_scalar(logits: Tensor, low: int, high: int) -> Tensor:
-    """Return the mean of softmax(logits) on the integers low … high, `[..., Z]` to `[...]`; invert a transform after it, not per atom."""
+    """Return the mean of softmax(logits) over the integers low … high, `[..., Z]` to `[...]`; invert a transform after the mean."""
     return (logits.softmax(-1) * torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)).sum(-1)
 
 

@@ -251,7 +251,7 @@ def test_a_run_continues_after_a_bad_update_and_reports_it_once(algorithm, kind,
     assert model.env_steps == 96
     assert all(each.isfinite().all() for each in model.state_dict().values())
     assert rows.rows[-1][1]["train/skipped_updates" if on_nan == "skip_update" else "train/restored"] == 2
-    said = "that gradient step is left out" if on_nan == "skip_update" else "back to the weights of the last finished iteration"
+    said = "that gradient step is skipped" if on_nan == "skip_update" else "restored the weights of the last finished iteration"
     assert capsys.readouterr().out.count(said) == 1
 
 

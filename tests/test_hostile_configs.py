@@ -36,13 +36,13 @@ def deep(levels: int, opening: str = "[", closing: str = "]") -> str:
 
 
 SYNTAX = {
-    "brackets": (f"model: {deep(3000)}", "line 1: more than 100 brackets inside one another"),
-    "braces": (f"model: {deep(3000, '{a: ', '}')}", "line 1: more than 100 brackets inside one another"),
-    "dashes": (f"model:\n  {'- ' * 3000}1", "line 2: more than 100 brackets inside one another"),
+    "brackets": (f"model: {deep(3000)}", "line 1: more than 100 nested brackets"),
+    "braces": (f"model: {deep(3000, '{a: ', '}')}", "line 1: more than 100 nested brackets"),
+    "dashes": (f"model:\n  {'- ' * 3000}1", "line 2: more than 100 nested brackets"),
     "brackets in a setting": (with_setting(f"learning_rate: {{schedule: linear, start: {deep(500)}}}"), "more than 100 brackets"),
     "merged keys": (multiplied(9, "a{name}: &a{name} {{<<: [{before}]}}"), "<< merges more than 10,", " keys"),
     "merged by itself": (f"a: &a {{<<: *a}}\n{GOOD}", "a in c.yaml is not a setting"),
-    "shared lists": (multiplied(9, "a{name}: &a{name} [{before}]"), " values: its aliases multiply"),
+    "shared lists": (multiplied(9, "a{name}: &a{name} [{before}]"), " values through its aliases"),
     "digits": (with_setting(f"gamma: {NINES}"), "line 9: '999999999999999999999999999999' is not a valid int"),
     "digits of a key": (f"{GOOD}? {NINES}\n: 3", "line 9: '999999999999999999999999999999' is not a valid int"),
     "digits by sixteen": (with_setting(f"gamma: 0x{'f' * 5000}"), "'0xffffffffffffffffffffffffffff' is too large for a number"),

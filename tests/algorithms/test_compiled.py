@@ -139,7 +139,7 @@ class Deciding(lrl.PPO):
 def test_what_cannot_be_compiled_is_refused_in_one_line():
     with pytest.raises(SettingError, match=r"^compile: Deciding\.loss cannot be compiled: Python decides by the value of a tensor$"):
         fit(tiny(Deciding, compile=True))
-    with pytest.raises(SettingError, match="compile does not go with memory"):
+    with pytest.raises(SettingError, match="compile does not support memory"):
         tiny(lrl.PPO, memory=lrl.LSTM(4, 4), compile=True)
     with pytest.raises(SettingError, match="compile is not a setting of EvolutionStrategies"):
         tiny(lrl.EvolutionStrategies, compile=True)
@@ -156,14 +156,14 @@ def test_what_cannot_be_compiled_is_refused_in_one_line():
 def test_a_loss_that_is_given_a_graph_is_not_compiled():
     weight = torch.tensor([2.0], requires_grad=True)
     optimizer, given, said = torch.optim.SGD([weight]), 3 * weight, []
-    message = "compile: SAC.actor_loss cannot be compiled: a tensor that it is given needs a gradient; compute it in the loss, or detach it"
+    message = "compile: SAC.actor_loss cannot be compiled: an input tensor requires a gradient; compute it in the loss, or detach it"
     with pytest.raises(SettingError, match=f"^{message}$"):
         CompiledLoss("SAC.actor_loss", torch.square, optimizer, OFF)(given)
     loss = CompiledLoss("SAC.actor_loss", torch.square, optimizer, OFF, said.append)
     for _ in range(2):
         (gradient,) = torch.autograd.grad(loss(given), [weight], retain_graph=True)
         assert gradient.item() == 2 * 6 * 3
-    assert said == [message.replace("compile:", "compile auto:") + "; it runs as it is written"]
+    assert said == [message.replace("compile:", "compile auto:") + "; it runs uncompiled"]
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_each_compiled_loss_needs_an_optimizer(capfd):
     with pytest.raises(SettingError, match=f"^compile: {TWICE}$"):
         fit(tiny(Twice, compile=True))
     fit(model := tiny(Twice))
-    assert model.updates > 0 and capfd.readouterr().out.count(f"compile auto: {TWICE}; losses run as they are written") == 1
+    assert model.updates > 0 and capfd.readouterr().out.count(f"compile auto: {TWICE}; losses run uncompiled") == 1
 
 
 @pytest.mark.slow
