@@ -234,8 +234,8 @@ def test_an_exported_file_does_the_same_as_the_policy(algorithm, action, format,
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"env_id": "CartPole-v1", "use_sde": True}, "use_sde explores by noise on Box actions"),
-        ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq 0 would never draw"),
+        ({"env_id": "CartPole-v1", "use_sde": True}, "use_sde adds noise to Box actions"),
+        ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq 0 would never sample"),
         ({"sde_sample_freq": 4}, "sde_sample_freq is a setting of use_sde, which is false"),
         ({"full_std": False}, "full_std is a setting of use_sde"),
     ],

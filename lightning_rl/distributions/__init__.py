@@ -1,8 +1,8 @@
 """One distribution per action space.
 
-A distribution is a module conditioned on `x [..., num_inputs]`, the output of the policy's last layer. It owns what does not depend on
-the observation (a Gaussian's standard deviation). Log-probabilities and entropies come `[..., D]`, a part for each action dimension or
-branch; the joint ones are their sums. Actions are kept as sampled; `to_env` turns them into what the environment expects.
+A distribution is a module conditioned on `x [..., num_inputs]`, the output of the policy's last layer. It owns the parameters that do not
+depend on the observation (a Gaussian's standard deviation). Log-probabilities and entropies have the shape `[..., D]`, with an entry for
+each action dimension or branch; the joint ones are their sums. Actions are stored as sampled; `to_env` converts them for the environment.
 """
 
 from lightning_rl.distributions.distribution import Bernoulli, Categorical, Distribution, EpsilonGreedy, MultiCategorical

@@ -1,4 +1,4 @@
-"""Distributions over actions: what all offer, and those over finitely many (Discrete, MultiDiscrete, MultiBinary)."""
+"""Distributions over actions: the interface, and distributions over finitely many actions (Discrete, MultiDiscrete, MultiBinary)."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from lightning_rl.types import Tree
 
 
 def masked(logits: Any, mask: Tree) -> Any:
-    """Rule out the places where the mask is False, arrays or tensors alike; an empty mask `()` allows all."""
+    """Mask out the logits (an array or tensor) where the mask is False; an empty mask `()` allows all."""
     if isinstance(mask, tuple):
         return logits
     if isinstance(logits, np.ndarray):
@@ -24,7 +24,7 @@ def masked(logits: Any, mask: Tree) -> Any:
 
 
 def like(values: Any, constant: np.ndarray) -> Any:
-    """Return a constant as an array or a tensor, whichever the values are."""
+    """Return a constant as an array or a tensor, like the values."""
     if isinstance(values, np.ndarray):
         return constant
     if values.device.type == "cpu" or torch.compiler.is_compiling():
@@ -34,12 +34,12 @@ def like(values: Any, constant: np.ndarray) -> Any:
 
 @lru_cache(1024)
 def _on_device(device: torch.device, data: bytes, dtype: str) -> Tensor:
-    """Return a constant that stays on a device, where each copy of it would have to be waited for."""
+    """Return a constant that is cached on a device, so that no copy has to be waited for."""
     return torch.as_tensor(np.frombuffer(data, dtype).copy(), device=device)
 
 
 def cast(values: Any, dtype: Any) -> Any:
-    """Convert arrays or tensors to a dtype of numpy."""
+    """Convert an array or tensor to a numpy dtype."""
     if isinstance(values, np.ndarray):
         return values.astype(dtype, copy=False)
     return values.to(getattr(torch, np.dtype(dtype).name))
@@ -51,12 +51,12 @@ def split_mask(mask: Tree, widths: list[int]) -> Sequence[Tree]:
 
 
 def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
-    """Draw Gumbel noise, −log of exponential noise: the argmax of logits + noise is a sample of their softmax."""
+    """Sample Gumbel noise, −log of exponential noise: the argmax of logits + noise is a sample from their softmax."""
     return torch.empty_like(logits).exponential_(generator=generator).log_().neg_()
 
 
 class Distribution(nn.Module):
-    """The interface of all.  `num_inputs`: width of x; `num_parts`: D; `mask_width`: M, the width of masks, 0 without choices."""
+    """The interface of distributions.  `num_inputs`: width of x; `num_parts`: D; `mask_width`: M, the width of masks, 0 without choices."""
 
     num_inputs: int
     num_parts: int
@@ -64,12 +64,12 @@ class Distribution(nn.Module):
     """The width of `features`."""
     mask_width = 0
     sizes: Sequence[int] = ()
-    """How many choices each branch of an elementary distribution has; empty where actions are continuous."""
+    """Number of choices of each branch of an elementary distribution; empty if actions are continuous."""
     names: Sequence[str] = ()
-    """Of the leaves of a Dict or Tuple: their paths in the action space, keys and places joined by dots."""
+    """Paths of the leaves of a Dict or Tuple in the action space: keys and indices joined by dots."""
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        """Draw an action for each row."""
+        """Sample an action for each row."""
         raise NotImplementedError
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tree:
@@ -77,30 +77,30 @@ class Distribution(nn.Module):
         raise NotImplementedError
 
     def evaluate(self, x: Tensor, action: Tree, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of an action and the entropy, `[..., D]` each."""
+        """Return the log-probability of an action and the entropy, each `[..., D]`."""
         raise NotImplementedError
 
     def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
-        """Return torch's own distribution of each leaf, `[..., D]` independent parts, before it is squashed: for divergences."""
+        """Return a torch distribution for each leaf, with `[..., D]` independent parts before squashing, for KL divergences."""
         raise NotImplementedError
 
     def to_env(self, action: Tree) -> Tree:
-        """Return sampled actions in the environment's form and dtype; numpy in, numpy out, and tensors in, tensors out."""
+        """Convert sampled actions to the environment's form and dtype; arrays stay arrays, tensors stay tensors."""
         raise NotImplementedError
 
     def from_env(self, action: Tree) -> Tree:
-        """Undo `to_env`, for demonstrations; numpy in, numpy out."""
+        """Invert `to_env`, for demonstrations, as arrays."""
         raise NotImplementedError
 
     def features(self, action: Tree) -> Tensor:
         """Return sampled actions as vectors `[..., num_features]` for other networks.
 
-        Choices one-hot, bits, and numbers as the environment gets them, those with bounds scaled to [-1, 1].
+        Choices are one-hot, bits unchanged, and numbers as the environment gets them, scaled to [-1, 1] if they have bounds.
         """
         raise NotImplementedError
 
     def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
-        """Return how far `x [..., num_features]` is from actions, `[...]`: cross-entropy of choices and bits, squared error of numbers."""
+        """Return the loss `[...]` of predicted actions `x [..., num_features]`: cross-entropy of choices and bits, else squared error."""
         raise NotImplementedError
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
@@ -116,7 +116,7 @@ class Distribution(nn.Module):
         return [self]
 
     def leaf_sums(self, x: Tensor) -> Tensor:
-        """Sum `x [..., D]` over the dimensions or branches of each leaf, `[..., leaves]`."""
+        """Sum `x [..., D]` over the dimensions or branches of each leaf, to `[..., leaves]`."""
         return torch.stack([part.sum(-1) for part in x.split([leaf.num_parts for leaf in self.leaves()], -1)], -1)
 
 
@@ -129,7 +129,7 @@ class DiscreteDistribution(Distribution):
         self.num_inputs = self.num_features = num_inputs
 
     def log_probs(self, x: Tensor, mask: Tree = ()) -> Tensor:
-        """Return the log-probability of all choices (of a bit: off and on), branch after branch, `[..., sum(sizes)]`."""
+        """Return the log-probabilities of all choices (for a bit: off and on), branch by branch, `[..., sum(sizes)]`."""
         raise NotImplementedError
 
     def choices(self, action: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class Categorical(DiscreteDistribution):
         return self.draw(masked(x, mask), self.noise(x, generator))
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        """Draw Gumbel noise of the shape of x."""
+        """Sample Gumbel noise of the shape of x."""
         return gumbel(x, generator)
 
     def draw(self, x: Any, noise: Any) -> Any:
@@ -189,12 +189,12 @@ class Categorical(DiscreteDistribution):
 
 
 class EpsilonGreedy(Categorical):
-    """Discrete(n) with action values for x: the greatest, or with probability `epsilon` any, all alike. Its mode is the greatest."""
+    """Discrete(n) with action values as x: the best action, or with probability `epsilon` a uniformly random one. The mode is the best."""
 
     epsilon = 0.0
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        """Draw zeros, or values above all others where exploring."""
+        """Sample zeros, or for exploring rows values larger than all action values."""
         explores = torch.rand(x.shape[:-1], generator=generator, device=x.device).unsqueeze(-1) < self.epsilon
         return torch.empty_like(x).uniform_(1e20, 2e20, generator=generator) * explores
 
@@ -222,7 +222,7 @@ class MultiCategorical(DiscreteDistribution):
         self.register_buffer("places", inside.flatten().nonzero().squeeze(-1), persistent=False)
 
     def _logits(self, x: Tensor, mask: Tree) -> Tensor:
-        """Return `[..., K, max(nvec)]`, the places beyond a branch's size ruled out."""
+        """Return `[..., K, max(nvec)]`, with the entries beyond a branch's size masked out."""
         return masked(masked(x, mask)[..., self.branch], self.inside)
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
@@ -268,7 +268,7 @@ class Bernoulli(DiscreteDistribution):
         self.shape = space.shape
 
     def _logits(self, x: Tensor, mask: Tree) -> Tensor:
-        """Return `[..., k]`; a bit with one legal value is as far on its side as numbers go."""
+        """Return `[..., k]`; a bit with only one legal value gets the largest or smallest finite logit."""
         if isinstance(mask, tuple):
             return x
         off, on = mask.unflatten(-1, (-1, 2)).unbind(-1)

@@ -17,7 +17,7 @@ from lightning_rl.types import Tree
 Array = TypeVar("Array", np.ndarray, Tensor)
 LOG_STD_RANGE = (-20.0, 2.0)
 MAX_TANH = 1 - 1e-6
-"""Actions are clipped to this size before atanh."""
+"""Actions are clipped to this absolute value before atanh."""
 LOG_PROB_CONSTANT = 0.5 * math.log(2 * math.pi) + 2 * math.log(2)
 
 
@@ -29,11 +29,11 @@ class Continuous(Distribution):
         self.num_inputs = self.num_parts = self.num_features = math.prod(space.shape)
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        """Draw the noise `[..., D]` of an action."""
+        """Sample the noise `[..., D]` of an action."""
         raise NotImplementedError
 
     def draw(self, x: Array, noise: Array) -> Array:
-        """Return the action for x and noise, arrays or tensors alike."""
+        """Return the action for x and noise, arrays or tensors."""
         raise NotImplementedError
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
@@ -44,7 +44,7 @@ class Continuous(Distribution):
         raise NotImplementedError
 
     def drawn_error(self, x: Tensor, action: Tensor, generator: Generator | None = None) -> Tensor:
-        """Return (ã − a)² `[..., D]` of a drawn action ã, both as `unit`: its mean is (μ − a)² + σ² where nothing is squashed."""
+        """Return (ã − a)² `[..., D]` of a sampled action ã, both scaled by `unit`. Without squashing, its mean is (μ − a)² + σ²."""
         return (self.unit(self.sample(x, (), generator)) - self.unit(action)).square()
 
     def prediction_loss(self, x: Tensor, action: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Continuous(Distribution):
 
 
 class Gaussian(Continuous):
-    """One Gaussian per dimension, with its mean from x and a free log σ."""
+    """One Gaussian per dimension, with mean x and a learned log σ that does not depend on x."""
 
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
         super().__init__(space)
@@ -72,7 +72,7 @@ class Gaussian(Continuous):
         return self.moments(x)[0]
 
     def evaluate_gaussian(self, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of a draw and the entropy, `[..., D]` each."""
+        """Return the log-probability of a sample and the entropy, each `[..., D]`."""
         mean, log_std = self.moments(x)
         z = (action - mean) * (-log_std).exp()
         log_prob = -0.5 * z.square() - (log_std + 0.5 * math.log(2 * math.pi))
@@ -123,10 +123,10 @@ class DiagonalGaussian(Gaussian):
 
 
 class TanhGaussian(Gaussian):
-    """A Gaussian u squashed to tanh u in [-1, 1] and stretched to the bounds. The action kept is u, its density is that of tanh u.
+    """A Gaussian u squashed to tanh u in [-1, 1] and scaled to the bounds. The stored action is u; its density is that of tanh u.
 
-    log π(a) = log N(u) − 2 (log 2 − u − softplus(−2u)) per dimension (Haarnoja et al. 2018, app. C): counted in [-1, 1], whatever the
-    bounds of the Box, so that rescaling an environment's actions changes no entropy.
+    log π(a) = log N(u) − 2 (log 2 − u − softplus(−2u)) per dimension (Haarnoja et al. 2018, app. C). This is the density in [-1, 1],
+    whatever the bounds of the Box, so that scaling an environment's actions does not change the entropy.
     """
 
     nodes: Tensor
@@ -141,7 +141,7 @@ class TanhGaussian(Gaussian):
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
         log_prob, entropy = self.evaluate_gaussian(x, action)
-        # H(a) = H(u) + E[log |da/du|]; the expectation by Gauss-Hermite quadrature
+        # H(a) = H(u) + E[log |da/du|], with Gauss-Hermite quadrature for the expectation
         mean, log_std = self.moments(x)
         u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * self.nodes
         stretch = (_log_tanh_derivative(u) * self.node_weights).sum(-1)
@@ -163,7 +163,7 @@ class TanhGaussian(Gaussian):
 
 
 class UnitActions(Continuous):
-    """A distribution whose actions are kept in [-1, 1], as critics see them, and stretched to the bounds for the environment."""
+    """A distribution whose actions are stored in [-1, 1], as critics see them, and scaled to the bounds for the environment."""
 
     def __init__(self, space: Box, needed_by: str) -> None:
         super().__init__(space)
@@ -185,7 +185,7 @@ class UnitActions(Continuous):
 
 
 class SquashedGaussian(UnitActions):
-    """A squashed Gaussian as `TanhGaussian`, with mean and log σ both from x; log σ is clipped to [-20, 2]."""
+    """A squashed Gaussian like `TanhGaussian`, with mean and log σ both from x; log σ is clipped to [-20, 2]."""
 
     def __init__(self, space: Box) -> None:
         super().__init__(space, "SAC")
@@ -204,17 +204,17 @@ class SquashedGaussian(UnitActions):
         return mean, log_std.clamp(*LOG_STD_RANGE)
 
     def rsample(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a reparameterized action in [-1, 1], from standard normal noise, and its log-probability, `[..., D]` each."""
+        """Return a reparameterized action in [-1, 1] from standard normal noise, and its log-probability, each `[..., D]`."""
         mean, log_std = self.moments(x)
         u = mean + log_std.exp() * noise
-        # log N(u) − log (1 − tanh² u), the constants together
+        # log N(u) − log (1 − tanh² u), with all constants combined
         return u.tanh(), 2 * (u + functional.softplus(-2 * u)) - 0.5 * noise.square() - log_std - LOG_PROB_CONSTANT
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return self.moments(x)[0].tanh()
 
     def evaluate(self, x: Tensor, action: Tensor, mask: Tree = ()) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of an action in [-1, 1], taken 1e-6 inside its bounds, and minus that of a new one as its entropy."""
+        """Return the log-probability of an action, clipped to ±(1 − 1e-6), and minus that of a new sample as an estimate of the entropy."""
         mean, log_std = self.moments(x)
         u = action.float().clamp(-MAX_TANH, MAX_TANH).atanh()  # bfloat16 would round to 1
         log_prob, new = (self.rsample(x, noise)[1] for noise in ((u - mean) * (-log_std).exp(), self.noise(x, None)))
@@ -222,9 +222,9 @@ class SquashedGaussian(UnitActions):
 
 
 class UnitGaussian(UnitActions, Gaussian):
-    """A Gaussian in [-1, 1] with mean tanh x and a free log σ, clipped to [-20, 2]; what is drawn beyond the bounds is put on them.
+    """A Gaussian with mean tanh x and a learned log σ, clipped to [-20, 2]; samples are clipped to [-1, 1].
 
-    The density is that of the Gaussian, as if it had no bounds: what offline methods fit to actions that were recorded on a bound.
+    The density is that of the Gaussian without bounds, which offline methods fit to actions that were recorded at a bound.
     """
 
     def __init__(self, space: Box, log_std_init: float = 0.0) -> None:
@@ -246,7 +246,7 @@ class UnitGaussian(UnitActions, Gaussian):
 
 
 class NoisyAction(UnitActions):
-    """The action x in [-1, 1], with Gaussian noise of deviation `sigma` to explore."""
+    """The action x in [-1, 1], with Gaussian exploration noise of standard deviation `sigma`."""
 
     sigma = 0.0
 
@@ -264,10 +264,10 @@ class NoisyAction(UnitActions):
 
 
 class Bounds:
-    """The bounds of a Box, to and from [-1, 1].
+    """Scales actions between [-1, 1] and the bounds of a Box.
 
-    Raises `SettingError`: a Box without bounds, or with a dimension that cannot move; the message names who needs them and what to use
-    instead.
+    Raises `SettingError`: the Box has no bounds, or low is not below high in a dimension; the message names what needs the bounds
+    (`needed_by`) and an alternative (`instead`).
     """
 
     def __init__(self, space: Box, needed_by: str, instead: str = "PPO") -> None:
@@ -282,10 +282,10 @@ class Bounds:
                 raise SettingError(f"{needed_by} needs a Box whose bounds have a difference, got {wide}; narrow them, or use {instead}")
 
     def scale(self, unit: Array) -> Array:
-        """Stretch actions `[N, D]` in [-1, 1] to the environment's `[N, *shape]`."""
+        """Scale actions `[N, D]` in [-1, 1] to the environment's `[N, *shape]`."""
         share = (unit.reshape(-1, *self.shape) + 1) / 2
         if isinstance(share, np.ndarray):
-            scaled: np.ndarray = (self.low + share * (self.high - self.low)).clip(self.low, self.high)  # bounds round
+            scaled: np.ndarray = (self.low + share * (self.high - self.low)).clip(self.low, self.high)  # rounding may exceed the bounds
             return scaled.astype(self.low.dtype, copy=False)
         low, high = like(share, self.low), like(share, self.high)
         return (low + share * (high - low)).clip(low, high).to(low.dtype)

@@ -1,4 +1,4 @@
-"""The distribution of an action space, whatever its parts."""
+"""The distribution of any action space, and the joint distribution of Dict and Tuple spaces."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -26,11 +26,11 @@ EXPLORING: dict[str, type[StateDependent]] = {
     "tanh_normal": StateDependentTanhGaussian,
     "squashed_normal": StateDependentSquashed,
 }
-"""State-dependent exploration in place of another Gaussian."""
+"""State-dependent variants of the Gaussians."""
 
 
 class Joint(Distribution):
-    """Dict or Tuple: independent parts; actions are trees of the space's shape, D and M are the sums of theirs."""
+    """Dict or Tuple: independent parts. Actions are trees like the space; D and M are the sums over the parts."""
 
     parts: Sequence[Distribution]
 
@@ -49,12 +49,12 @@ class Joint(Distribution):
         ]
 
     def _inputs(self, x: Tensor, mask: Tree) -> Iterable[tuple[Distribution, Tensor, Tree]]:
-        """Return each part with its share of x and of the mask."""
+        """Return each part with its slice of x and of the mask."""
         masks = split_mask(mask, [part.mask_width for part in self.parts])
         return zip(self.parts, x.split([part.num_inputs for part in self.parts], -1), masks, strict=True)
 
     def _children(self, tree: Tree) -> Iterable[tuple[Distribution, Tree]]:
-        """Return each part with its branch of a tree."""
+        """Return each part with its child of a tree."""
         return zip(self.parts, tree if self.keys is None else [tree[key] for key in self.keys], strict=True)
 
     def _join(self, children: Iterable[Tree]) -> Tree:
@@ -104,14 +104,14 @@ def make_distribution(
 
     Args:
         space: Discrete, MultiDiscrete, MultiBinary, Box, or a nested Dict or Tuple of these.
-        action_dist: for Box, `clipped_normal` or `tanh_normal` (on-policy), `squashed_normal` (SAC), `noisy` (TD3) or
+        action_dist: distribution of Box, `clipped_normal` or `tanh_normal` (on-policy), `squashed_normal` (SAC), `noisy` (TD3) or
             `unit_normal` (IQL, AWAC).
-        log_std_init: first value of log σ where it does not depend on the observation.
-        sde: of Box, state-dependent exploration.
-        num_features: of a policy with it, L: x of Box is `[..., A + L]`, see `FeatureHead`.
+        log_std_init: initial log σ, if σ does not depend on the observation.
+        sde: state-dependent exploration of Box actions.
+        num_features: L, the policy's features for `sde`: x of a Box is `[..., A + L]`, see `FeatureHead`.
 
     Raises:
-        SettingError: a space without a distribution.
+        SettingError: there is no distribution for the space.
     """
     boxes: dict[str, Callable[[Box], Distribution]] = {
         "clipped_normal": lambda box: DiagonalGaussian(box, log_std_init),
@@ -142,7 +142,7 @@ def make_distribution(
 
 
 def make_epsilon_greedy(space: Space) -> EpsilonGreedy:
-    """Return the ε-greedy choice of DQN and PQN. Raises `SettingError`: a space that is not Discrete."""
+    """Return the ε-greedy distribution of DQN and PQN. Raises `SettingError`: the space is not Discrete."""
     if not isinstance(space, Discrete):
         instead = "SAC, TD3 or PPO" if isinstance(space, Box) else "SAC or PPO"
         raise SettingError(f"DQN and PQN need a Discrete action space, got {short(space)}; use {instead}")

@@ -1,4 +1,4 @@
-"""What soft actor-critic asks of a policy, for any action space."""
+"""Policies of soft actor-critic for any action space."""
 
 import math
 from typing import NamedTuple, Self
@@ -11,16 +11,16 @@ from lightning_rl.distributions.gaussian import SquashedGaussian
 from lightning_rl.types import Tree, tree_leaves
 
 MIN_LOG_PROB = -1e9
-"""Instead of the log-probability of an illegal choice: its product with the probability, 0, must be 0."""
+"""Replaces the log-probability of an illegal choice: its product with the probability 0 must be 0."""
 
 
 class SoftSample(NamedTuple):
     """A policy at B observations.
 
-    action: `[B, A]`, a reparameterized draw of all continuous dimensions in [-1, 1]; None where there are none.
-    probs: `[B, M]`, the probabilities of all choices, branch after branch.
-    entropy: `[B, K]`, for each kind of action: −log π of the continuous draw in [-1, 1], the exact entropy of the choices.
-    log_prob: `[B, A]`, of the draw, dimension by dimension; None where there are none.
+    action: `[B, A]`, a reparameterized sample of all continuous dimensions in [-1, 1]; None if there are none.
+    probs: `[B, M]`, the probabilities of all choices, branch by branch.
+    entropy: `[B, K]`, for each kind of action: −log π of the continuous sample in [-1, 1], the exact entropy of the choices.
+    log_prob: `[B, A]`, log-probability of the sample for each dimension; None if there are none.
     """
 
     action: Tensor | None
@@ -34,11 +34,11 @@ class SoftSample(NamedTuple):
 
 
 class SoftActions(nn.Module):
-    """A distribution's continuous dimensions, drawn, and all choices of its discrete branches at once.
+    """A sample of a distribution's continuous dimensions, with the probabilities of all choices of its discrete branches.
 
-    A critic takes the A continuous dimensions as input and answers with M values, one for each choice of each branch; Q of an action is the
+    A critic takes the A continuous dimensions as input and returns M values, one for each choice of each branch. Q of an action is the
     mean over branches of the chosen values. A space without choices has one branch with one choice. This is exact for one branch; for
-    several it is the additive approximation of ML-Agents, which avoids the product of all branches.
+    several branches it is the additive approximation of ML-Agents, which avoids the product of all branches.
     """
 
     start: Tensor
@@ -46,7 +46,7 @@ class SoftActions(nn.Module):
 
     def __init__(self, distribution: Distribution) -> None:
         super().__init__()
-        vars(self)["distribution"] = distribution  # its weights are the network's
+        vars(self)["distribution"] = distribution  # not a submodule: its weights belong to the network
         self.leaves = distribution.leaves()
         self.inputs = [leaf.num_inputs for leaf in self.leaves]
         self.mask_widths = [leaf.mask_width for leaf in self.leaves]
@@ -61,12 +61,12 @@ class SoftActions(nn.Module):
         self.register_buffer("start", torch.tensor([0, *self.sizes[:-1]]).cumsum(0), persistent=False)
 
     def noise(self, num: int, generator: Generator) -> Tensor:
-        """Draw standard normal noise `[num, A]` for the continuous dimensions."""
+        """Sample standard normal noise `[num, A]` for the continuous dimensions."""
         parts = [torch.empty(num, width, device=generator.device).normal_(generator=generator) for width in self.widths]
         return _join(parts or [torch.empty(num, 0, device=generator.device)])
 
     def evaluate(self, x: Tensor, noise: Tensor, mask: Tree = ()) -> SoftSample:
-        """Return the policy at `x [B, num_inputs]`, its continuous dimensions drawn with `noise [B, A]`."""
+        """Return the policy for `x [B, num_inputs]`, with continuous dimensions sampled with `noise [B, A]`."""
         draws, log_probs = [], []
         noises = iter(noise.split(self.widths, -1))
         masks = split_mask(mask, self.mask_widths) if len(mask) else [()] * len(self.leaves)
@@ -87,21 +87,21 @@ class SoftActions(nn.Module):
 
     @torch.no_grad()
     def leaf_entropies(self, sample: SoftSample) -> Tensor:
-        """Return what each leaf of the action adds to a sample's entropies, `[B, leaves]`."""
+        """Return the contribution of each leaf of the action to a sample's entropies, `[B, leaves]`."""
         draws = iter(() if sample.log_prob is None else sample.log_prob.split(self.widths, -1))
         choices = iter(sample.probs.split(self.leaf_choices, -1))
         entropies = [-next(draws).sum(-1) if box else torch.special.entr(next(choices)).sum(-1) for box in self.boxes]
         return torch.stack(entropies, -1)
 
     def continuous(self, action: Tree) -> Tensor | None:
-        """Return the continuous dimensions `[B, A]` of stored actions; None where there are none."""
+        """Return the continuous dimensions `[B, A]` of stored actions; None if there are none."""
         if self.boxes == [True]:
             return tree_leaves(action)[0]
         actions = [part for box, part in zip(self.boxes, self.distribution.flat(action), strict=True) if box]
         return _join(actions) if actions else None
 
     def choices(self, action: Tree) -> Tensor:
-        """Return the places of stored actions' choices among the M, `[B, branches]`."""
+        """Return the indices of stored actions' choices among the M, `[B, branches]`."""
         if not self.sizes:
             return self.start.expand(len(tree_leaves(action)[0]), 1)
         parts = self.distribution.flat(action)
@@ -114,9 +114,9 @@ class SoftActions(nn.Module):
         return {kind: targets[kind] for kind in self.kinds}
 
     def attainable(self, target: Tensor, mask: Tree) -> Tensor:
-        """Return target entropies `[K]`; with a mask `[B, K]`, that of choices scaled to the greatest possible, Σ log n of the legal.
+        """Return target entropies `[K]`, or with a mask `[B, K]`, where the target for choices scales with the maximum of legal choices.
 
-        A temperature that aims at more than is possible would rise forever.
+        That maximum is Σ log n of the legal choices. With an unattainable target, the temperature would rise forever.
         """
         most = sum(map(math.log, self.sizes))
         if isinstance(mask, tuple) or not most:

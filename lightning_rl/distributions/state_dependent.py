@@ -1,11 +1,11 @@
 """Generalized state-dependent exploration, gSDE (Raffin et al. 2021, https://arxiv.org/abs/2005.05719).
 
-The noise of an action is a function of the state that stays the same for some steps, so that a robot moves smoothly and far:
+The noise of an action is a function of the state that stays the same for several steps, so that robots move smoothly and explore far:
 
     a = μ(s) + θᵀ z(s),   θ ~ N(0, σ²) for n steps                (eqs. 8 and 9)
 
-z are the features `[L]` before the policy's last layer, and σ `[L, A]` is learned. At each single step this is a Gaussian with deviation
-σ̂(s) = √(z² σ²), which is what losses know (eq. 10).
+z `[L]` are the features before the policy's last layer, and σ `[L, A]` is learned. For a single step, this is a Gaussian with standard
+deviation σ̂(s) = √(z² σ²), which losses use (eq. 10).
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ from lightning_rl.errors import SettingError
 from lightning_rl.types import State, Tree
 
 MIN_VARIANCE = 1e-6
-"""Added to the variance, which is 0 where all features are."""
+"""Added to the variance, which is 0 if all features are 0."""
 MAX_MEAN = 2.0
-"""Largest mean before tanh, beyond which noise would hardly move an action."""
+"""Maximum absolute mean before tanh; noise would hardly change an action beyond it."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class SDE:
     """Settings of gSDE.
 
     Args:
-        sample_freq: n, steps until θ is drawn again.
-        use_expln: σ grows by 1 + log(1 + log σ) instead of exponentially where it is above 1.
-        full_std: σ `[L, A]`, else `[L, 1]`, the same for all actions.
-        learn_features: gradients of σ̂ reach the features z.
+        sample_freq: n, the number of steps until θ is sampled again.
+        use_expln: above 1, σ grows as 1 + log(1 + log σ) instead of exponentially.
+        full_std: σ `[L, A]`; otherwise `[L, 1]`, the same for all actions.
+        learn_features: propagate gradients of σ̂ to the features z.
     """
 
     sample_freq: int = 1
@@ -46,13 +46,13 @@ class SDE:
 
 
 class StateDependent(Continuous):
-    """Turns the Gaussian that is its next base into one with σ̂(s); x `[..., A + L]` holds the mean and the features.
+    """A mixin that gives the Gaussian after it in the base classes a state-dependent σ̂(s); x `[..., A + L]` is the mean and the features.
 
-    Whoever draws without `Exploration` gets the noise of each row from a θ of its own.
+    Without `Exploration`, the noise of each row comes from its own θ.
     """
 
     exploration: Tensor | None = None
-    """θ / σ of each row `[N, L, A]`, while an environment's actor draws."""
+    """θ / σ of each row `[N, L, A]`, while an actor samples for environments."""
 
     def __init__(self, space: Box, log_std_init: float, num_features: int, sde: SDE) -> None:
         super().__init__(space)
@@ -92,7 +92,7 @@ class StateDependentGaussian(StateDependent, DiagonalGaussian):
 
 
 class StateDependentTanhGaussian(StateDependent, TanhGaussian):
-    """State-dependent exploration before tanh, kept as it was before."""
+    """State-dependent exploration before tanh; actions are stored before tanh."""
 
 
 class StateDependentSquashed(StateDependent, SquashedGaussian):
@@ -107,7 +107,7 @@ class StateDependentSquashed(StateDependent, SquashedGaussian):
 
 
 def expln(x: Tensor) -> Tensor:
-    """Return eˣ up to x = 0 and 1 + log(1 + x) above: positive, and slow to grow."""
+    """Return eˣ up to x = 0 and 1 + log(1 + x) above: positive and slowly growing."""
     return torch.where(x > 0, x.clamp(min=0).log1p() + 1, x.clamp(max=0).exp())
 
 
@@ -117,7 +117,7 @@ def state_dependent(distribution: Distribution) -> list[StateDependent]:
 
 
 class FeatureHead(nn.Linear):
-    """A policy's last layer with gSDE: what a linear layer returns, and for each Box behind its means the layer's input, z.
+    """A policy's last layer for gSDE: the outputs of a linear layer, and for each Box the layer's input z after the means.
 
     Raises `SettingError`: no action is continuous.
     """
@@ -126,7 +126,7 @@ class FeatureHead(nn.Linear):
         leaves = distribution.leaves()
         explores = [isinstance(leaf, StateDependent) for leaf in leaves]
         if not any(explores):
-            raise SettingError("use_sde explores by noise on Box actions, and here all actions are choices; leave it out")
+            raise SettingError("use_sde adds noise to Box actions, and here all actions are choices; leave it out")
         widths = [leaf.num_parts if each else leaf.num_inputs for leaf, each in zip(leaves, explores, strict=True)]
         super().__init__(num_features, sum(widths))
         self.explores, self.widths = explores, widths
@@ -139,12 +139,12 @@ class FeatureHead(nn.Linear):
 class Exploration:
     """The noise of N environments, each with its own θ for `sample_freq` steps.
 
-    θ / σ is kept, which is standard normal, so that θ follows a σ that is learned meanwhile, and losses know what was drawn.
+    It stores θ / σ, which is standard normal, so that θ follows changes of the learned σ.
 
     Args:
-        leaves: what explores.
+        leaves: the distributions that explore.
         num_envs: N.
-        generator: of the draws.
+        generator: random generator of θ.
     """
 
     def __init__(self, leaves: Sequence[StateDependent], num_envs: int, generator: Generator) -> None:
@@ -154,7 +154,7 @@ class Exploration:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Let the distributions draw one action for each environment, with a new θ where it is time for it."""
+        """Let the distributions sample one action for each environment inside the context, with a new θ if it is due."""
         if self.steps % self.leaves[0].sde.sample_freq == 0:
             self.draws = [self._normal(shape) for shape in self._shapes()]
         self.steps += 1
@@ -173,7 +173,7 @@ class Exploration:
         return [(self.num_envs, leaf.num_inputs - leaf.num_parts, leaf.num_parts) for leaf in self.leaves]
 
     def get_state(self) -> State:
-        """Return what the next step depends on, besides the generator."""
+        """Return the state that the next step depends on, without the generator."""
         return {"steps": self.steps, "draws": [draw.cpu().numpy() for draw in self.draws]}
 
     def set_state(self, state: State | None) -> bool:

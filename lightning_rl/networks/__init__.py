@@ -1,1 +1,1 @@
-"""Encoders, memory, normalization, and the networks that act and judge. No Lightning here: actors need none."""
+"""Encoders, memory, normalization, policies and critics. No Lightning here: actor processes do not import it."""

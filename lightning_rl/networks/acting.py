@@ -1,4 +1,4 @@
-"""Policies that act: what their networks share, and the actors that step them cheaply during a rollout."""
+"""Acting: the interface of policy networks, and actors that evaluate them cheaply during rollouts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +19,7 @@ from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_sta
 
 Precision = Callable[[], AbstractContextManager[Any]]
 MAX_WIDTH = 256
-"""Widest input of a layer that acts in numpy."""
+"""Maximum input width of a layer that is evaluated in numpy."""
 NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], Any]] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
@@ -29,7 +29,7 @@ NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], Any]] = {
 
 
 class ActingNetwork(Protocol):
-    """What collecting asks of a network, see `networks/actor_critic.py`. A user's may be any module."""
+    """The interface of a network for collecting experience; see `networks/actor_critic.py`. User code may pass any such module."""
 
     distribution: Distribution
     memory: Any
@@ -54,9 +54,9 @@ class ActingNetwork(Protocol):
 
 
 class Perceptron(NamedTuple):
-    """The parts of a network that is no more than this: encoder → memory → linear layers and activations in turn.
+    """The parts of a network of this simple form: encoder → memory → alternating linear layers and activations.
 
-    memories: that of the policy, and any that only have to be kept up to date.
+    memories: the policy's memory, and others that only need to be updated.
     """
 
     encoder: TreeEncoder | OwnEncoder
@@ -65,11 +65,11 @@ class Perceptron(NamedTuple):
 
 
 class PolicyNetwork(nn.Module):
-    """A network with a distribution of actions, conditioned on what `policy` makes of observations."""
+    """A network with a distribution over actions, conditioned on the output of `policy`."""
 
     distribution: Distribution
     memory: Any
-    """What the policy remembers with, see `networks/memory.py`."""
+    """The policy's memory; see `networks/memory.py`."""
     normalizer: ObservationNormalizer | NoNormalizer
 
     def initial_memory(self, num: int) -> Tree:
@@ -77,17 +77,17 @@ class PolicyNetwork(nn.Module):
         return self.memory.initial(num)
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
-        """Return the distribution's input `[..., num_inputs]` at observations as they are, and the new memory."""
+        """Return the distribution's input `[..., num_inputs]` for unnormalized observations, and the new memory."""
         raise NotImplementedError
 
     def perceptron(self) -> Perceptron | None:
-        """Return what turns normalized observations into the distribution's input, if that is no more than a perceptron."""
+        """Return the layers from normalized observations to the distribution's input; None if the network is not a `Perceptron`."""
         return None
 
     def log_prob_and_value(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of T steps' actions `[T, N, D]`, and V(s) `[T + 1, N, S]` before, between and after them."""
+        """Return log-probabilities of the actions of T steps `[T, N, D]`, and V(s) `[T + 1, N, S]` before each step and after the last."""
         network: Any = self
         start = None if episode_start is None else episode_start[:-1]
         log_prob = network.log_prob(tree_index(obs, slice(-1)), action, memory, start, action_mask)
@@ -103,7 +103,7 @@ class PolicyNetwork(nn.Module):
         deterministic: bool = False,
         generator: Generator | None = None,
     ) -> tuple[Tree, Tree]:
-        """Return an action and the new memory: only what stepping an environment needs."""
+        """Return an action and the new memory, without values or log-probabilities."""
         x, memory = self.policy(obs, memory, episode_start, generator)
         if deterministic:
             return self.distribution.mode(x, action_mask), memory
@@ -111,10 +111,10 @@ class PolicyNetwork(nn.Module):
 
 
 class VisiblePolicy(nn.Module):
-    """A policy for observations `[N, ...]` without what only critics get, which it does not read.
+    """A policy for observations `[N, ...]` without the parts that only critics see.
 
     Args:
-        space: of the network's observations, with what is `hidden`.
+        space: the space of the network's observations, including the `hidden` parts.
     """
 
     def __init__(self, network: PolicyNetwork, space: Space, hidden: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ class VisiblePolicy(nn.Module):
         return self.network.sample(self._complete(obs), *others, **settings)
 
     def _complete(self, obs: Tree) -> Tree:
-        """Return observations with zeros for what is hidden."""
+        """Return observations with zeros for the hidden parts."""
         given = {OWN: obs} if self.hidden == [JOINT] else obs
         one = tree_leaves(given)[0]
         empty = tree_to_torch({name: leaf for name, leaf in allocate(self.space).items() if name not in given}, one.device)
@@ -142,9 +142,9 @@ class TorchActor:
     """Acts with any network.
 
     Args:
-        obs: arrays `[T, ...]` of the first iteration, see `begin`.
-        generator: of the draws, on the network's device.
-        precision: a context in which the network computes.
+        obs: arrays `[T, ...]` of the first iteration; see `begin`.
+        generator: random generator for sampling, on the network's device.
+        precision: a context that sets the network's precision.
     """
 
     def __init__(self, network: ActingNetwork, obs: Tree, generator: Generator, precision: Precision = nullcontext) -> None:
@@ -152,13 +152,13 @@ class TorchActor:
         self.begin(obs)
 
     def begin(self, obs: Tree) -> None:
-        """Begin an iteration over arrays `[T, ...]`, of which row t is filled before `act(t)`."""
+        """Begin an iteration over arrays `[T, ...]`; row t must be filled before `act(t)`."""
         self.obs = tree_to_torch(obs)
         self.taken: list[Tree] = []
 
     @torch.no_grad()
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
-        """Return the environments' actions for the observations of row t and masks `[N, M]`, and the new memory."""
+        """Return the actions for the environments, from the observations of row t and masks `[N, M]`, and the new memory."""
         device = self.generator.device
         obs = tree_map(lambda leaf: leaf[t].to(device), self.obs)
         start, mask = torch.as_tensor(episode_start, device=device), tree_to_torch(action_mask, device)
@@ -169,7 +169,7 @@ class TorchActor:
 
     @torch.no_grad()
     def remember(self, t: int, memory: Tree, episode_start: np.ndarray) -> Tree:
-        """Return the new memory alone."""
+        """Return only the new memory."""
         if isinstance(self.network.memory, NoMemory):
             return memory
         device = self.generator.device
@@ -183,7 +183,7 @@ class TorchActor:
 
 
 class ExploringActor(TorchActor):
-    """Acts with state-dependent exploration, whose generator draws. Other arguments as `TorchActor`."""
+    """Acts with state-dependent exploration and its generator. Other arguments as for `TorchActor`."""
 
     def __init__(self, network: ActingNetwork, obs: Tree, exploration: Exploration, precision: Precision = nullcontext) -> None:
         super().__init__(network, obs, exploration.generator, precision)
@@ -195,7 +195,7 @@ class ExploringActor(TorchActor):
 
 
 class NumpyActor:
-    """Acts with a network that is a perceptron over a vector, with or without memory, on the CPU. Arguments and methods as `TorchActor`."""
+    """Acts in numpy on the CPU with a perceptron over a vector, with or without memory. Arguments and methods as for `TorchActor`."""
 
     def __init__(self, network: PolicyNetwork, obs: np.ndarray, generator: Generator) -> None:
         self.network, self.generator = network, generator
@@ -203,7 +203,7 @@ class NumpyActor:
         self.begin(obs)
 
     def begin(self, obs: np.ndarray) -> None:
-        """Begin an iteration over an array `[T, N, F]`, of which row t is filled before `act(t)`, with views of today's weights."""
+        """Begin an iteration over an array `[T, N, F]`, with views of the current weights; row t must be filled before `act(t)`."""
         perceptron, normalizer = self.network.perceptron(), self.network.normalizer
         assert perceptron is not None
         self.obs = obs
@@ -246,9 +246,9 @@ class NumpyActor:
 
 
 class RandomActor:
-    """Acts at random: uniform where the space has bounds, for `num_envs` environments at once.
+    """Acts at random in `num_envs` environments, uniformly if the space is bounded.
 
-    Another actor may remember meanwhile, so that its memory is there when it acts.
+    Another actor may update its memory at the same time, so that it is ready when that actor takes over.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class RandomActor:
         self.taken: list[Tree] = []
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
-        """Return the environments' actions for masks `[N, M]`, and the new memory."""
+        """Return random actions for the environments with masks `[N, M]`, and the new memory."""
         action = self.distribution.random(self.x, tree_to_torch(action_mask, self.x.device), self.generator)
         self.taken.append(action)
         memory = memory if self.remembering is None else self.remembering.remember(t, memory, episode_start)
@@ -271,7 +271,7 @@ StepActor = TorchActor | NumpyActor
 
 
 def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, precision: Precision = nullcontext) -> StepActor:
-    """Make the cheapest actor that a network allows. Arguments as `TorchActor`."""
+    """Make the fastest actor that a network allows. Arguments as for `TorchActor`."""
     draws = generator.device.type == "cpu" and hasattr(network.distribution, "draw")
     if draws and isinstance(network, PolicyNetwork) and fits_numpy(network, obs):
         return NumpyActor(network, obs, generator)
@@ -279,7 +279,7 @@ def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, precisio
 
 
 def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
-    """Return whether numpy can evaluate a network at such observations: narrow linear layers over a vector, in float32."""
+    """Return whether numpy can evaluate a network for these observations: narrow linear layers over a vector, in float32."""
     perceptron = network.perceptron()
     if perceptron is None or not all(map(is_ours, (network.distribution, network.normalizer, perceptron.encoder, *perceptron.memories))):
         return False
@@ -289,12 +289,12 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
 
 
 def is_ours(part: object) -> bool:
-    """Return whether a part of a network is of this package: what a user wrote is asked itself."""
+    """Return whether a part of a network is from this package; numpy must not replace a user's module."""
     return type(part).__module__.startswith("lightning_rl.")
 
 
 def are_plain(layers: Iterable[nn.Module]) -> bool:
-    """Return whether these are linear layers and activations in turn, in float32 on a CPU, with inputs of at most `MAX_WIDTH`."""
+    """Return whether these are alternating linear layers and activations, in float32 on a CPU, with inputs of at most `MAX_WIDTH`."""
     modules = list(layers)
     linear = modules[::2]
     return (
@@ -311,7 +311,7 @@ def are_plain(layers: Iterable[nn.Module]) -> bool:
 
 
 def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what a normalizer does, on arrays, with its current statistics."""
+    """Return a numpy function that normalizes arrays by a normalizer's current statistics."""
     if isinstance(normalizer, NoNormalizer):
         return lambda x: x
     statistics: Any = normalizer.statistics[0]
@@ -320,5 +320,5 @@ def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callab
 
 
 def reset_memory(memory: Tree, episode_start: np.ndarray) -> Tree:
-    """Return a memory of arrays with zeros where an episode begins, whatever it had become."""
+    """Return a memory of arrays with zeros where an episode starts, even if it contained NaN."""
     return tree_map(lambda leaf: np.where(episode_start[:, None], np.float32(0), leaf), memory)

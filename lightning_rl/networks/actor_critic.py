@@ -19,7 +19,7 @@ from lightning_rl.value_transforms import ValueTransform, make_value_transform, 
 
 
 class ScalarValue(nn.Module):
-    """h(V), with the squared error. h is the identity where there is no transform."""
+    """A scalar h(V) with the squared error. h is the identity if there is no transform."""
 
     atoms = 1
 
@@ -28,24 +28,26 @@ class ScalarValue(nn.Module):
         self.transform = transform
 
     def value(self, z: Tensor) -> Tensor:
-        """Return V `[..., S]` of the critic's output."""
+        """Return V `[..., S]` for the critic's output."""
         return z if self.transform is None else self.transform.inverse(z)
 
     def loss(self, z: Tensor, returns: Tensor) -> Tensor:
-        """Return the loss of each row and stream `[..., S]`."""
+        """Return the loss of each row and reward stream `[..., S]`."""
         return value_loss(z, returns if self.transform is None else self.transform(returns))
 
 
 class TwoHotValue(nn.Module):
     """A histogram of h(V) over the integers low … high, with the cross-entropy to the two-hot target (Schrittwieser et al. 2020, app. F).
-    Returns beyond its ends are cut."""
+
+    Returns outside the range are clipped.
+    """
 
     def __init__(self, transform: ValueTransform, low: int, high: int) -> None:
         super().__init__()
         self.transform, self.low, self.high, self.atoms = transform, low, high, high - low + 1
 
     def value(self, z: Tensor) -> Tensor:
-        """Return V `[..., S]` of the critic's output `[..., S · Z]`."""
+        """Return V `[..., S]` for the critic's output `[..., S · Z]`."""
         return self.transform.inverse(support_to_scalar(z.unflatten(-1, (-1, self.atoms)), self.low, self.high))
 
     def loss(self, z: Tensor, returns: Tensor) -> Tensor:
@@ -54,9 +56,9 @@ class TwoHotValue(nn.Module):
 
 
 def make_value_head(value_transform: str, value_support: Sequence[int] | None) -> ScalarValue | TwoHotValue:
-    """Make the head for the settings of an algorithm.
+    """Make the value head for the settings of an algorithm.
 
-    Raises `SettingError`: no such transform, or a support that is not two integers in order.
+    Raises `SettingError`: the transform is unknown, or the support is not two integers in increasing order.
     """
     transform = make_value_transform(value_transform)
     if value_support is None:
@@ -74,33 +76,33 @@ def make_value_head(value_transform: str, value_support: Sequence[int] | None) -
 class ActorCritic(PolicyNetwork):
     """π(a|s) and V(s): normalizer → encoder → memory → hidden layers → heads, shared up to the memory or separate.
 
-    Rows come `[N, …]`, one step of N environments, or time-major `[T, N, …]` or flat with `episode_start [T, N]`; `memory` is that before
-    the first row.
+    Rows have the shape `[N, …]` (one step of N environments), `[T, N, …]` (time-major), or are flat with `episode_start [T, N]`. `memory`
+    is the memory before the first row.
 
-    First weights are orthogonal: gain √2 in hidden layers, 0.01 in the policy's head, 1 in the value head.
+    Initial weights are orthogonal, with gain √2 in hidden layers, 0.01 in the policy's head, and 1 in the value head.
 
     Args:
         spaces: observation and action space of one environment.
-        net_arch: widths of the hidden layers, of the policy and of the value function each.
-        activation: of the hidden layers.
-        encoder: for images, see `networks/encoders.py`.
+        net_arch: widths of the hidden layers, for the policy and the value function each.
+        activation: activation of the hidden layers.
+        encoder: image encoder; see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
-        entities: names of observations that are sets of entities, see `networks/encoders.py`.
-        goals: names of observations that generate the last hidden layer, see `networks/mlp.py`.
-        share_encoder: one encoder and memory for policy and value, or one each; shared unless there is a memory.
+        entities: names of observations that are sets of entities; see `networks/encoders.py`.
+        goals: names of observations that generate the last hidden layer; see `networks/mlp.py`.
+        share_encoder: share one encoder and memory between policy and value; default: yes, unless there is a memory.
         normalize_obs: `off`, `running` or `frozen` (statistics of random steps at the start of the run).
-        action_dist: for Box actions, `clipped_normal` or `tanh_normal`.
-        log_std_init: first log σ of Box actions.
-        ortho_init: orthogonal first weights in hidden layers and heads, or those of `nn.Linear`.
+        action_dist: distribution of Box actions, `clipped_normal` or `tanh_normal`.
+        log_std_init: initial log σ of Box actions.
+        ortho_init: initialize hidden layers and heads orthogonally; otherwise as in `nn.Linear`.
         sde: state-dependent exploration of Box actions.
         streams: S, the number of reward streams.
         value_transform: learn h(value): `identity`, `signed_hyperbolic` or `symlog`.
-        value_support: the least and greatest integer of a histogram of h(value); null learns the number itself.
-        memory: what the network remembers with.
-        critic_obs: names of observations that only the value function reads; then nothing is shared.
+        value_support: lowest and highest integer of a histogram of h(value); None: learn h(value) as a number.
+        memory: the recurrent memory; None: no memory.
+        critic_obs: names of observations that only the value function sees; nothing is shared then.
 
     Raises:
-        SettingError: a memory with a burn-in, which is for replayed sequences.
+        SettingError: the memory has a burn-in, which is for replayed sequences.
     """
 
     def __init__(
@@ -128,11 +130,11 @@ class ActorCritic(PolicyNetwork):
         super().__init__()
         check_observation_space(spaces.observation, entities, goals, critic_obs)
         if share_encoder and critic_obs:
-            raise SettingError("share_encoder true would show the policy what critic_obs keeps from it: leave it out")
+            raise SettingError("share_encoder true would show critic_obs to the policy: leave it out")
         check_range("log_std_init", log_std_init, -20, 20)
         check_choice("action_dist", action_dist, ("clipped_normal", "tanh_normal"))
         if memory is not None and memory.burn_in:
-            raise SettingError(f"memory.burn_in {memory.burn_in} is for replayed sequences; rollouts hold what was remembered: leave it 0")
+            raise SettingError(f"memory.burn_in {memory.burn_in} is for replayed sequences; rollouts store the memory itself: set it to 0")
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
         self.critic_obs = list(critic_obs)
         self.shares = (memory is None if share_encoder is None else share_encoder) and not critic_obs
@@ -143,7 +145,7 @@ class ActorCritic(PolicyNetwork):
         self.memory = make_memory(memory, actor.num_features, actor.num_goal_features)
         self.critic_memory = self.memory if self.shares else make_memory(memory, critic.num_features, critic.num_goal_features)
         self.passes_observations = memory is None and self.actor_encoder.is_vector
-        """Whether observations, if they are floats, are the features."""
+        """Whether observations, if they are floats, are used as features directly."""
         features, goal = self.memory.num_features, self.memory.goal
         last = net_arch[-1] if net_arch else features
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init, sde, last)
@@ -168,7 +170,7 @@ class ActorCritic(PolicyNetwork):
         return self.memory.initial(num), self.critic_memory.initial(num)
 
     def _encode(self, obs: Tree, memory: Tree, episode_start: Tensor | None, for_critic: bool = False) -> tuple[Tensor, Tree]:
-        """Return the features of normalized observations, and the new memory of the policy or of the value function."""
+        """Return the features of normalized observations, and the new memory of the policy or the value function."""
         if not self.shares:
             memory = memory[for_critic] if memory else ()
         if self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point():
@@ -207,7 +209,7 @@ class ActorCritic(PolicyNetwork):
     def evaluate(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the log-probability of an action and the entropy `[..., D]`, and the critic's output, which `value_head` reads."""
+        """Return the log-probability of an action and the entropy `[..., D]`, and the critic's output for `value_head`."""
         obs = self.normalizer(obs)
         features, _ = self._encode(obs, memory, episode_start)
         log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
@@ -226,7 +228,7 @@ class ActorCritic(PolicyNetwork):
         deterministic: bool = False,
         generator: Generator | None = None,
     ) -> Step:
-        """Act on N observations: the action as sampled, its joint log-probability, the values, and the new memory."""
+        """Act on N observations: return the action as sampled, its joint log-probability, the values, and the new memory."""
         action, after = self.sample(obs, memory, episode_start, action_mask, deterministic=deterministic, generator=generator)
         log_prob, _, z = self.evaluate(obs, action, memory, episode_start, action_mask)
         return Step(action, log_prob.sum(-1), self.value_head.value(z), after)

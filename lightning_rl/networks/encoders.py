@@ -1,4 +1,4 @@
-"""Encoders from an observation tree to one feature vector, with attention over sets of entities, or a module of a user's own."""
+"""Encoders from an observation tree to a feature vector, with attention over sets of entities; also the user's own encoders."""
 
 import importlib
 import math
@@ -26,15 +26,15 @@ CONVOLUTIONS = {
 }
 """Output channels, kernel and stride of each layer."""
 MIN_SIDE = {"nature_cnn": 36, "simple": 20, "resnet": 15, "match3": 5, "fully_connected": 1}
-"""Smallest image of an encoder; `auto` takes the first that fits."""
+"""Minimum image side of each encoder; `auto` takes the first that fits."""
 ENCODERS = ("auto", "mlp", *MIN_SIDE)
 MAX_IMAGES_AT_ONCE = 64
-"""Without gradients on a CPU, images are encoded in groups of this size: the activations of a whole rollout would leave its caches."""
+"""Without gradients on a CPU, images are encoded in groups of this size: the activations of a whole rollout would not fit its caches."""
 ENTITY_SIZE = 128
 """Width of an entity's embedding."""
 HEADS = 4
 MAX_PADDING = 0.01
-"""An entity whose squares sum to less is padding."""
+"""An entity is padding if the sum of its squares is below this."""
 
 
 class TreeEncoder(nn.Module):
@@ -42,11 +42,11 @@ class TreeEncoder(nn.Module):
 
     Args:
         space: the observation space.
-        encoder: for images; `auto` takes the largest that fits, `mlp` flattens them without parameters.
+        encoder: image encoder; `auto` takes the first that fits the image, `mlp` flattens images without parameters.
         features: width of an image encoder's dense layer.
         entities: names of leaves that are sets of entities.
         goals: names of leaves that describe the goal; `goal` is the slice of their features, which come last.
-        hidden: names of leaves, or of parts with leaves, that are not read.
+        hidden: names of leaves, or of parts that contain leaves, to ignore.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class VectorEncoder(nn.Module):
 
 
 class OneHotEncoder(nn.Module):
-    """A Discrete or MultiDiscrete leaf as one-hot vectors, one after the other."""
+    """A Discrete or MultiDiscrete leaf as concatenated one-hot vectors."""
 
     first: Tensor
 
@@ -113,9 +113,9 @@ class OneHotEncoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """An image leaf, HWC or CHW, or a stack of such: convolutions, then a dense layer with `num_features` outputs.
+    """An image leaf, HWC or CHW, or a stack of images: convolutions, then a dense layer with `num_features` outputs.
 
-    Images, but not weights, are laid out in memory with their channels last, which makes convolutions faster.
+    Images, but not weights, use the channels-last memory format, which makes convolutions faster.
     """
 
     def __init__(self, leaf: Leaf, encoder: str, num_features: int) -> None:
@@ -194,13 +194,13 @@ def _convolution(channels: int, out: int, kernel: int, stride: int = 1, padding:
 class EntityAttention(nn.Module):
     """Encodes sets of entities `[..., max_n, features]`, and the features of all other observations, as one vector `[..., 128]`.
 
-    e = norm(silu(L(entity ⊕ silu(L(others))))),  z = norm(out(softmax(q kᵀ / √128) v) + e),  and the mean of z over all entities of all
-    sets. Padding is neither a key nor in the mean; only padding gives zeros. Weights start as N(0, 0.125 / 128) (T-Fixup, Huang et al.
-    2020), biases at 0.
+    e = norm(silu(L(entity ⊕ silu(L(others))))),  z = norm(out(softmax(q kᵀ / √128) v) + e); the output is the mean of z over all entities
+    of all sets. Padding is excluded from keys and mean; if all entities are padding, the output is zero. Weights are initialized as
+    N(0, 0.125 / 128) (T-Fixup, Huang et al. 2020), biases as 0.
 
     Args:
         sets: the leaves, each with its own embedding.
-        num_others: features of all other observations together; 0 if there are none.
+        num_others: total features of all other observations; 0 if there are none.
     """
 
     def __init__(self, sets: Sequence[Leaf], num_others: int) -> None:
@@ -217,7 +217,7 @@ class EntityAttention(nn.Module):
         return attend(self, self.norm(self.embed(sets, others)), ~padded)
 
     def embed(self, sets: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-        """Embed the entities of all sets, one after the other, as `[..., n, 128]`."""
+        """Embed the entities of all sets, concatenated, as `[..., n, 128]`."""
         context = [silu(self.others(torch.cat(list(others), -1))).unsqueeze(-2)] if self.others else []
         embedded = []
         for entities, scale, embedding in zip(sets, self.scales, self.embeddings, strict=True):
@@ -227,10 +227,10 @@ class EntityAttention(nn.Module):
 
 
 def attend(layers: Any, x: Tensor, present: Tensor) -> Tensor:
-    """Return the mean over members of z = norm(out(softmax(q kᵀ / √size) v) + x), sets of members `[..., n, size]` to `[..., size]`.
+    """Return the mean over members of z = norm(out(softmax(q kᵀ / √size) v) + x), from sets of members `[..., n, size]` to `[..., size]`.
 
-    Those who are not `present [..., n]` are neither keys nor in the mean; a set of none of them gives zeros. `layers` has the linear layers
-    query, key, value and out, and norm.
+    Members that are not `present [..., n]` are excluded from keys and mean; a set without present members gives zeros. `layers` has the
+    linear layers query, key, value and out, and norm.
     """
     query, key, value = (layer(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3) for layer in (layers.query, layers.key, layers.value))
     scores = (query @ key.mT).float() / math.sqrt(x.shape[-1])  # [..., heads, n, n]
@@ -245,7 +245,7 @@ def _linear(num_inputs: int, bias: bool = True) -> nn.Linear:
 
 
 def t_fixup(layer: nn.Linear) -> nn.Linear:
-    """Give a layer of attention weights N(0, 0.125 / size) and a bias of 0 (Huang et al. 2020)."""
+    """Initialize an attention layer with weights N(0, 0.125 / size) and bias 0 (Huang et al. 2020)."""
     nn.init.normal_(layer.weight, std=math.sqrt(0.125 / layer.out_features))
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -263,27 +263,27 @@ def make_encoder(
     """Return the encoder of a network.
 
     Args:
-        encoder: a name, see `TreeEncoder`, or a class, itself or its path such as `my_module.MyEncoder`, see `OwnEncoder`.
+        encoder: a name (see `TreeEncoder`), or a class or its path, such as `my_module.MyEncoder` (see `OwnEncoder`).
         space, features, entities, goals, hidden: as in `TreeEncoder`.
 
     Raises:
-        SettingError: there is no such class, it is no module, it cannot be built, it does not turn observations into features, or it shall
-            read only some observations.
+        SettingError: the class does not exist, is not a module, cannot be built, or does not turn observations into features; or a class
+            is combined with settings that select observations.
     """
     if isinstance(encoder, str) and "." not in encoder:
         return TreeEncoder(space, encoder, features, entities, goals, hidden)
     own = find_encoder(encoder) if isinstance(encoder, str) else encoder
     for name, given in {"entities": entities, "goals": goals, "critic_obs": hidden}.items():
         if given:
-            raise SettingError(f"encoder {own.__name__} reads all observations in its own way: leave out {name}")
+            raise SettingError(f"encoder {own.__name__} is your own and reads all observations: leave out {name}")
     return OwnEncoder(own, space, features)
 
 
 class OwnEncoder(nn.Module):
     """A user's module that turns observations `[B, ...]`, a tree like the space, into features `[B, F]`.
 
-    It is built as `MyEncoder(space, encoder_features)`; F is what it returns. Observations come as the environment gives them, images as
-    bytes, after `normalize_obs`.
+    It is built as `MyEncoder(space, encoder_features)`; F is the width of its output. It gets observations as the environment returns
+    them, with images as bytes, after `normalize_obs`.
     """
 
     is_vector = False
@@ -296,7 +296,7 @@ class OwnEncoder(nn.Module):
         self.dims = len(next(observation_leaves(space)).shape)
         try:
             self.own = kind(space, features)
-            with torch.no_grad(), torch.random.fork_rng(devices=()), eval_mode(self.own):  # BatchNorm would learn from the zeros
+            with torch.no_grad(), torch.random.fork_rng(devices=()), eval_mode(self.own):  # else BatchNorm would learn from the zeros
                 encoded = self.own(tree_to_torch(allocate(space, 2)))
         except Exception as error:  # a user's module may raise anything
             reason = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
@@ -305,7 +305,7 @@ class OwnEncoder(nn.Module):
             ) from error
         if not (isinstance(encoded, Tensor) and encoded.dim() == 2 and len(encoded) == 2):
             found = list(encoded.shape) if isinstance(encoded, Tensor) else type(encoded).__name__
-            raise SettingError(f"encoder {kind.__name__} must turn observations [B, ...] into features [B, F]; of two it made {found}")
+            raise SettingError(f"encoder {kind.__name__} must turn observations [B, ...] into features [B, F]; for two it returned {found}")
         self.num_features = encoded.shape[1]
         self.goal = slice(self.num_features, self.num_features)
 
@@ -313,17 +313,17 @@ class OwnEncoder(nn.Module):
         """Encode observations `[..., *leaf]` as `[..., F]`."""
         first = tree_leaves(obs)[0]
         batch = first.shape[: first.dim() - self.dims]
-        rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(batch) :]).clone(), obs)  # a module may write into what it gets
+        rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(batch) :]).clone(), obs)  # the module may modify its input
         with nullcontext() if torch.is_grad_enabled() else eval_mode(self.own):
             return self.own(rows).unflatten(0, batch)
 
 
 def find_encoder(path: str) -> type[nn.Module]:
-    """Import the class of a path such as `my_module.MyEncoder`."""
+    """Import a class by its path, such as `my_module.MyEncoder`."""
     module, _, name = path.rpartition(".")
     try:
         imported = importlib.import_module(module)
-    except Exception as error:  # a user's module may raise anything as it is imported
+    except Exception as error:  # importing a user's module may raise anything
         reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
         raise SettingError(f"encoder {path!r} cannot be imported: {reason}") from error
     if not hasattr(imported, name):

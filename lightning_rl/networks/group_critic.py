@@ -1,4 +1,4 @@
-"""What a group of agents is worth, whatever their number: the critic of MA-POCA (Cohen et al. 2021, https://arxiv.org/abs/2111.05992)."""
+"""The critic of MA-POCA for groups of any number of agents (Cohen et al. 2021, https://arxiv.org/abs/2111.05992)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +16,17 @@ from lightning_rl.types import Tree
 
 
 class GroupCritic(nn.Module):
-    """V of the agents of a group who are present, and for each agent j the baseline b_j: what the group is worth whatever j does.
+    """V of a group's present agents, and for each agent j the baseline b_j: the value of the group independent of j's action.
 
-    V({g(o_i)}) and b_j({g(o_j)} ∪ {f(o_i, a_i): i ≠ j}) are one network, of members embedded by what they see, g, or by what they see and
-    do, f: attention among those who are present, their mean, how many of A they are as 2 n / A − 1, hidden layers, and a head.
+    V({g(o_i)}) and b_j({g(o_j)} ∪ {f(o_i, a_i): i ≠ j}) are one network. g embeds an agent's observation, f its observation and action.
+    Then follow attention among present agents, the mean over them, their number n out of A as 2 n / A − 1, hidden layers, and a head.
 
     Args:
-        num_features: of what an agent sees.
-        num_actions: of what it does.
-        size: width of an embedded member.
+        num_features: width of an agent's observation features.
+        num_actions: width of an agent's action features.
+        size: width of an embedded agent.
         net_arch, activation: of the hidden layers.
-        num_outputs: of the head.
+        num_outputs: outputs of the head.
     """
 
     def __init__(self, num_features: int, num_actions: int, size: int, net_arch: Sequence[int], activation: str, num_outputs: int) -> None:
@@ -46,7 +46,7 @@ class GroupCritic(nn.Module):
         features: `[..., A, num_features]`.  present: `[..., A]`.  actions: `[..., A, num_actions]`.
         """
         members = self.embed_obs(features).unsqueeze(-3)
-        if actions is not None:  # A encodings and not A²: whose value it is, [1 + A], decides which one of a member, [A], counts
+        if actions is not None:  # A encodings instead of A²: each of the 1 + A outputs selects one of two embeddings of each agent
             alone = torch.eye(present.shape[-1], dtype=torch.bool, device=present.device)
             alone = torch.cat([torch.ones_like(alone[:1]), alone]).unsqueeze(-1)
             members = torch.where(alone, members, self.embed_obs_action(torch.cat([features, actions], -1)).unsqueeze(-3))
@@ -57,12 +57,12 @@ class GroupCritic(nn.Module):
 
 
 class GroupActorCritic(ActorCritic):
-    """A policy for each agent, and a critic of groups of A agents. Rows are those of agents, in the order of their groups.
+    """A policy for each agent, and a critic of groups of A agents. Each row is an agent; rows are in the order of their groups.
 
     Args:
-        spaces: of one agent, with the names of all A.
-        attention_size: width of a member in the critic.
-        settings: of `ActorCritic`.
+        spaces: spaces of one agent, with the names of all A agents.
+        attention_size: width of an embedded agent in the critic.
+        settings: settings of `ActorCritic`.
     """
 
     def __init__(self, spaces: Spaces, *, attention_size: int = 64, **settings: Any) -> None:
@@ -76,13 +76,13 @@ class GroupActorCritic(ActorCritic):
         return Perceptron(self.actor_encoder, [self.memory] if self.shares else [self.memory, self.critic_memory], self.actor)
 
     def in_groups(self, x: Tensor) -> Tensor:
-        """Turn rows `[..., E · A, F]` into groups `[..., E, A, F]`."""
+        """Reshape rows `[..., E · A, F]` to groups `[..., E, A, F]`."""
         return x.unflatten(-2, (-1, self.group_size))
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None, present: Tensor | None = None) -> Tensor:
-        """Return V of each group `[..., E, S]`; `present [..., E, A]`: who is there, all if it is None."""
+        """Return V of each group `[..., E, S]`; `present [..., E, A]`: which agents are present, None: all."""
         features, _ = self._encode(self.normalizer(obs), memory, episode_start, for_critic=True)
-        return self.value_head.value(self._judge(features, present)).squeeze(-2)
+        return self.value_head.value(self._criticize(features, present)).squeeze(-2)
 
     def evaluate(
         self,
@@ -96,17 +96,17 @@ class GroupActorCritic(ActorCritic):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the log-probability of an action and the entropy `[..., D]` of each row, and the critic's output for `value_head`.
 
-        That is `[..., E, 1 + A, outputs]`, of V and then of the baselines of all A, or without `baselines` `[..., E, 1, outputs]`.
+        Its shape is `[..., E, 1 + A, outputs]`, for V and then the A baselines, or `[..., E, 1, outputs]` without `baselines`.
         """
         obs = self.normalizer(obs)
         features, _ = self._encode(obs, memory, episode_start)
         log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
         if not self.shares:
             features, _ = self._encode(obs, memory, episode_start, for_critic=True)
-        return log_prob, entropy, self._judge(features, present, action if baselines else None)
+        return log_prob, entropy, self._criticize(features, present, action if baselines else None)
 
-    def _judge(self, features: Tensor, present: Tensor | None, action: Tree = None) -> Tensor:
-        """Return the critic's output for rows' features, and actions if there are any."""
+    def _criticize(self, features: Tensor, present: Tensor | None, action: Tree = None) -> Tensor:
+        """Return the critic's output for the features of rows, and their actions if given."""
         features = self.in_groups(features)
         present = torch.ones_like(features[..., 0], dtype=torch.bool) if present is None else present
         done = None if action is None else self.in_groups(self.distribution.features(action))

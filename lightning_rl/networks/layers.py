@@ -1,4 +1,4 @@
-"""Hidden layers with more than weights: layer normalization, dropout, batch renormalization, residual blocks; alone or in an ensemble."""
+"""Hidden layers with layer normalization, dropout, batch renormalization or residual blocks, for one network or an ensemble."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,21 +26,21 @@ def hidden_layers(
     dropout: float = 0.0,
     goal: slice = slice(0),
 ) -> nn.Sequential:
-    """Build the hidden layers before a last linear one, `[..., in]` to `[..., widths[-1]]`.
+    """Build the hidden layers before a final linear layer, `[..., in]` to `[..., widths[-1]]`.
 
     * `plain`: linear → dropout → activation.
-    * `layer_norm`: linear → dropout → normalization of each row → activation (Hiraoka et al. 2022, DroQ).
+    * `layer_norm`: linear → dropout → layer normalization → activation (Hiraoka et al. 2022, DroQ).
     * `simba`: linear → for each width a block x + dropout(linear(activation(linear(norm(x))))), four times as wide inside → norm (Lee et
       al. 2025, SimBa).
-    * `batch_renorm`: for each width renormalization → linear → dropout → activation; and renormalization (Bhatt et al. 2024, CrossQ).
+    * `batch_renorm`: for each width renormalization → linear → dropout → activation; then renormalization (Bhatt et al. 2024, CrossQ).
 
     Args:
-        ensemble: E members in one product, `[B, in]` to `[E, B, out]`; None builds one network.
-        dropout: share of outputs that are set to 0 in training mode.
-        goal: the part of the input that generates the weights of the last hidden layer, see `goal_mlp`.
+        ensemble: E members in one product, `[B, in]` to `[E, B, out]`; None: one network.
+        dropout: fraction of outputs that are set to 0 in training mode.
+        goal: the part of the input that generates the weights of the last hidden layer; see `goal_mlp`.
 
     Raises:
-        SettingError: goals beside other layers than plain ones, blocks of different widths, and those of `mlp`.
+        SettingError: goals are combined with other layers than plain ones without dropout, blocks have different widths, or as in `mlp`.
     """
     linear: Callable[[int, int], nn.Module] = nn.Linear if ensemble is None else partial(EnsembleLinear, ensemble)
     if kind == "plain" and not dropout:
@@ -68,7 +68,7 @@ def hidden_layers(
 
 
 class EnsembleLayerNorm(nn.LayerNorm):
-    """Normalize each row (Ba et al. 2016), with a scale and a shift for each of E members: `[E, B, F]` to the same."""
+    """Layer normalization (Ba et al. 2016) with a scale and a shift for each of E members, `[E, B, F]` to `[E, B, F]`."""
 
     def __init__(self, ensemble: int, num_features: int) -> None:
         super().__init__(num_features, elementwise_affine=False)
@@ -87,10 +87,10 @@ class Residual(nn.Sequential):
 
 
 class BatchRenorm(nn.Module):
-    """Normalize each feature (Ioffe 2017), inside `batch_statistics` by the batch of all ranks, elsewhere by the running mean and variance.
+    """Batch renormalization (Ioffe 2017): by the batch of all ranks inside `batch_statistics`, elsewhere by the running mean and variance.
 
-    During `warmup` batches as batch normalization; later the batch's deviation is brought near the running one:
-    x̂ = (x − μ_B) / σ_B · r + d,  r = clip(σ_B / σ, 1/3, 3),  d = clip((μ_B − μ) / σ, −5, 5). Constants as in the code of CrossQ's paper.
+    The first `warmup` batches use plain batch normalization. Later batches are corrected towards the running statistics:
+    x̂ = (x − μ_B) / σ_B · r + d,  r = clip(σ_B / σ, 1/3, 3),  d = clip((μ_B − μ) / σ, −5, 5). Constants as in CrossQ's code.
 
     Args:
         num_features: F, of `[B, F]`, or of `[E, B, F]` with an ensemble.
@@ -117,7 +117,7 @@ class BatchRenorm(nn.Module):
         return torch.addcmul(self.shift, (x - self.mean) * (self.var + self.eps).rsqrt(), self.scale)
 
     def learn(self, x: Tensor) -> Tensor:
-        """Return x̂, and move the running statistics towards those of the batch."""
+        """Return x̂, and update the running statistics."""
         rows = x.shape[-2] * num_ranks()
         mean = sum_with_gradient(x.sum(-2, keepdim=True)) / rows
         var = sum_with_gradient((x - mean).square().sum(-2, keepdim=True)) / (rows - 1)
@@ -134,7 +134,7 @@ class BatchRenorm(nn.Module):
 
 @contextmanager
 def batch_statistics(network: nn.Module) -> Iterator[None]:
-    """Let a network normalize by the statistics of the batch, and move the running ones."""
+    """Make a network normalize by batch statistics, and update its running statistics, inside the context."""
     layers = [module for module in network.modules() if isinstance(module, BatchRenorm)]
     for layer in layers:
         layer.by_batch = True

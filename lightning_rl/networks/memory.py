@@ -15,22 +15,22 @@ from lightning_rl.types import Tree
 
 State = tuple[Tensor, ...]
 Arrays = tuple[np.ndarray, ...]
-# cuDNN wants the weights of a cell in one piece of memory; they are a part of the network's vector, and so few that copying them is nothing
+# cuDNN wants the weights of a cell in one block of memory; here they are part of the network's vector, and small enough to copy each time
 warnings.filterwarnings("ignore", "RNN module weights are not part", UserWarning, r"lightning_rl\.networks\.memory")
 HOLD = 1e4
-"""The input that keeps a gate open, or with a minus closed, whatever its other inputs."""
+"""The input that holds a gate open (negative: closed), whatever its other inputs."""
 
 
 class Memory(ABC):
-    """How a policy remembers: `LSTM` or `GRU`, with the checks of ML-Agents. A class of your own stores its arguments as attributes.
+    """The recurrent memory of a policy: `LSTM` or `GRU`, with the checks of ML-Agents. Your own class must store arguments as attributes.
 
     Args:
-        memory_size: how many numbers are kept from step to step, even. Of an LSTM one half is its output h and the other its cell c.
-        sequence_length: steps through which gradients flow; a minibatch holds `batch_size / sequence_length` sequences.
-        burn_in: steps before replayed sequences that only fill the memory (Kapturowski et al. 2019, R2D2).
+        memory_size: size of the state, an even number; half of an LSTM's state is its output h and half its cell c.
+        sequence_length: steps of backpropagation through time; a minibatch contains `batch_size / sequence_length` sequences.
+        burn_in: steps before replayed sequences that only initialize the memory (Kapturowski et al. 2019, R2D2).
 
     Raises:
-        SettingError: a size that is odd or not positive.
+        SettingError: the size is odd or not positive.
     """
 
     def __init__(self, memory_size: int = 128, sequence_length: int = 64, burn_in: int = 0) -> None:
@@ -43,7 +43,7 @@ class Memory(ABC):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return the settings as plain data, from which `as_memory` builds the memory again."""
+        """Return the settings as plain data, from which `as_memory` rebuilds the memory."""
         return {"class_path": type(self).__name__, "init_args": dict(vars(self))}
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class Memory(ABC):
 
     @abstractmethod
     def build(self, num_inputs: int, num_goal_features: int = 0) -> RecurrentMemory:
-        """Build the module for features of this width, the last of them those of goals."""
+        """Build the module for features of this width; the last `num_goal_features` are those of goals."""
 
 
 class LSTM(Memory):
@@ -69,9 +69,9 @@ class GRU(Memory):
 
 
 def as_memory(setting: Memory | Mapping[str, object] | None) -> Memory | None:
-    """Return the memory of a setting; in a file it is a mapping of class_path and init_args, which names LSTM, GRU or an imported class.
+    """Return the memory of a setting; in files, a mapping with class_path and init_args that names LSTM, GRU or an imported class.
 
-    Raises `SettingError`: anything else.
+    Raises `SettingError`: the setting is anything else.
     """
     if setting is None or isinstance(setting, Memory):
         return setting
@@ -92,12 +92,12 @@ def _subclasses(base: type) -> list[type]:
 
 
 def make_memory(setting: Memory | None, num_inputs: int, num_goal_features: int = 0) -> NoMemory | RecurrentMemory:
-    """Build the module for features of this width, the last of them those of goals; `goal` is the slice of these in its output."""
+    """Build the module for features of this width, goal features last; its `goal` is the slice of goal features in its output."""
     return NoMemory(num_inputs, num_goal_features) if setting is None else setting.build(num_inputs, num_goal_features)
 
 
 class NoMemory(nn.Module):
-    """A policy that sees one observation at a time: features pass, the memory is empty."""
+    """No memory: features pass unchanged, and the memory is empty."""
 
     sequence_length = 1
     burn_in = 0
@@ -119,18 +119,18 @@ class NoMemory(nn.Module):
 
 
 class RecurrentMemory(nn.Module):
-    """A recurrent layer that is reset where an episode begins.
+    """A recurrent layer that is reset at episode starts.
 
-    Sequences are cut there into segments, computed together in one call of the fused layer, each with zeros or the given memory before it.
-    Rows behind the end of a segment have a mark, an additional input whose fixed weights hold the gates so that nothing changes any more:
-    the state after the call is that after each segment's last row. Features of goals bypass the layer. No gradient flows into the first
-    `burn_in` rows of longer sequences.
+    Sequences are split there into segments, which one call of the fused layer computes together. Each segment starts with zeros or the
+    given memory. Rows of padding after a segment are marked by an additional input, whose fixed weights hold the gates so that the state
+    stays the same: the final state is the one after each segment's last row. Goal features bypass the layer. No gradient flows into the
+    first `burn_in` rows of longer sequences.
     """
 
     held: tuple[float, ...]
-    """For each gate, 1 to hold it open, -1 to hold it closed, 0 where it does not matter."""
+    """For each gate: 1 to hold it open, -1 to hold it closed, 0 if it does not matter."""
     leaves = 1
-    """How many parts a state has."""
+    """Number of tensors in a state."""
     hold: Tensor
 
     def __init__(self, size: int, num_inputs: int, num_goal_features: int, sequence_length: int, burn_in: int) -> None:
@@ -150,7 +150,7 @@ class RecurrentMemory(nn.Module):
         self.register_buffer("hold", HOLD * torch.tensor(self.held).repeat_interleave(size), persistent=False)
 
     def fused(self, x: Tensor, state: State, weight_ih: Tensor) -> tuple[Tensor, State]:
-        """Return the outputs `[T, N, H]` of inputs `[T, N, F]`, and the state after the last row; a state has leaves `[N, H]`."""
+        """Return the outputs `[T, N, H]` for inputs `[T, N, F]`, and the state after the last row; a state has leaves `[N, H]`."""
         raise NotImplementedError
 
     def cell(self, x: Tensor, state: State) -> State:
@@ -158,7 +158,7 @@ class RecurrentMemory(nn.Module):
         raise NotImplementedError
 
     def numpy_step(self, x: np.ndarray, state: Arrays, *weights: np.ndarray) -> Arrays:
-        """Do what `cell` does, on arrays, with transposed weights."""
+        """Compute `cell` on arrays with transposed weights."""
         raise NotImplementedError
 
     def numpy_cell(self) -> Callable[[np.ndarray, Arrays], Arrays]:
@@ -171,7 +171,7 @@ class RecurrentMemory(nn.Module):
         if episode_start is None:
             episode_start = torch.zeros(batch, dtype=torch.bool, device=features.device)
         num = episode_start.shape[-1]
-        with torch.autocast(features.device.type, enabled=False):  # a state is summed over many steps
+        with torch.autocast(features.device.type, enabled=False):  # a state accumulates over many steps
             x, start = features.reshape(-1, num, self.num_inputs), episode_start.reshape(-1, num)
             state = memory if len(memory) else self.initial(num)
             if len(x) == 1:
@@ -190,7 +190,7 @@ class RecurrentMemory(nn.Module):
         return outputs, state
 
     def after(self, encode: Callable[[], Tensor], memory: Tree, episode_start: Tensor | None) -> Tree:
-        """Return the memory alone, after the features that `encode` returns."""
+        """Return only the memory after the features that `encode` returns."""
         return self(encode(), memory, episode_start)[1]
 
     def initial(self, num: int) -> Tree:
@@ -204,7 +204,7 @@ class RecurrentMemory(nn.Module):
             return self.fused(x, kept, self.weight_ih)
         begins = start.t().clone(memory_format=torch.contiguous_format)
         begins[:, 0] = True
-        first = begins.flatten().nonzero().squeeze(-1)  # sequence after sequence
+        first = begins.flatten().nonzero().squeeze(-1)  # sequence by sequence
         segment = begins.flatten().cumsum(0) - 1
         row = torch.arange(steps * num, device=x.device) - first[segment]
         longest = int(row.max()) + 1
@@ -263,7 +263,7 @@ class GRUMemory(RecurrentMemory):
 
 
 def _reset(state: State, start: Tensor) -> State:
-    """Return a state with zeros where an episode begins, even if it contained NaN."""
+    """Return a state with zeros where an episode starts, even if it contained NaN."""
     return tuple(leaf.masked_fill(start.unsqueeze(-1), 0.0) for leaf in state)
 
 

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def orthogonal(layer: nn.Linear, gain: float = math.sqrt(2)) -> nn.Linear:
-    """Give a layer orthogonal weights with a gain and zero bias (Engstrom et al. 2020 measure what it is worth)."""
+    """Initialize a layer with orthogonal weights of a given gain and zero bias (Engstrom et al. 2020 measure its effect)."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -34,7 +34,7 @@ def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:
 def mlp(
     num_inputs: int, widths: Sequence[int], activation: str = "tanh", layer: Callable[[int, int], nn.Module] = orthogonal_linear
 ) -> nn.Sequential:
-    """Build layers of the given widths, each followed by the activation. Raises `SettingError`: invalid widths or activation."""
+    """Build layers of the given widths, each followed by the activation. Raises `SettingError`: the widths or activation are invalid."""
     check_choice("activation", activation, ACTIVATIONS)
     if not isinstance(widths, list | tuple):
         raise SettingError(f"net_arch must be a list of widths such as [64, 64], got {widths!r}")
@@ -47,7 +47,7 @@ def mlp(
 
 
 class EnsembleLinear(nn.Module):
-    """E linear layers in one product: `[E, B, in]`, or `[B, in]` shared by all, to `[E, B, out]`. Each is initialized as `nn.Linear`."""
+    """E linear layers in one product: `[E, B, in]`, or shared `[B, in]`, to `[E, B, out]`. Each is initialized like `nn.Linear`."""
 
     def __init__(self, ensemble: int, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ class EnsembleLinear(nn.Module):
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer whose weights have learned noise in training mode (Fortunato et al. 2018, eqs. 8-11, factorised Gaussian noise).
+    """A linear layer with learned weight noise in training mode (Fortunato et al. 2018, eqs. 8-11, factorized Gaussian noise).
 
-    w = μ + σ ⊙ f(ε_out) f(ε_in)ᵀ,  f(x) = sign(x) √|x|.  `resample` draws ε; in evaluation mode w = μ.
+    w = μ + σ ⊙ f(ε_out) f(ε_in)ᵀ,  f(x) = sign(x) √|x|.  `resample` samples ε; in evaluation mode w = μ.
     """
 
     noise_in: Tensor
@@ -79,7 +79,7 @@ class NoisyLinear(nn.Module):
         self.register_buffer("noise_out", torch.zeros(num_outputs))
 
     def resample(self, generator: Generator | None = None) -> None:
-        """Draw new noise."""
+        """Sample new noise."""
         for noise in (self.noise_in, self.noise_out):
             noise.normal_(generator=generator)
             noise.copy_(noise.sign() * noise.abs().sqrt())
@@ -99,9 +99,9 @@ def goal_mlp(
     layer: Callable[[int, int], nn.Module] = orthogonal_linear,
     goal: slice = slice(0),
 ) -> nn.Sequential:
-    """Build an `mlp` whose last layer gets its weights from the part `goal` of the input; a plain one where that is empty.
+    """Build an `mlp` whose last layer gets its weights from the slice `goal` of the input; a plain one if the slice is empty.
 
-    Raises `SettingError`: there is a goal but no hidden layer; and those of `mlp`.
+    Raises `SettingError`: there is a goal but no hidden layer, or as in `mlp`.
     """
     layers = mlp(num_inputs, widths, activation, layer)
     num_goals = len(range(num_inputs)[goal])
@@ -114,13 +114,13 @@ def goal_mlp(
 
 
 class HyperLinear(nn.Module):
-    """A linear layer whose weights differ from row to row: `[..., in]` and goals `[..., num_goals]` to `[..., out]`.
+    """A linear layer with different weights for each row: `[..., in]` and goals `[..., num_goals]` to `[..., out]`.
 
-    y = x W(g) + b,  W = reshape(L(norm(silu(L(silu(L(g))))))), whose last layer starts at U(±√(1 / (out · in))), without noise. It has
-    out² · in weights, and computes `[..., in, out]` numbers on the way.
+    y = x W(g) + b,  W = reshape(L(norm(silu(L(silu(L(g))))))), whose last layer is initialized as U(±√(1 / (out · in))), without noise. It
+    has out² · in weights, and intermediate results `[..., in, out]`.
 
     Args:
-        plain: the layer that it replaces, whose bias it keeps; each member of an ensemble gets a generator.
+        plain: the layer to replace, whose bias is kept; each member of an ensemble gets its own generator.
         num_goals: features of the goal.
         num_inputs, num_outputs: in and out.
     """
@@ -144,7 +144,7 @@ class HyperLinear(nn.Module):
 
 
 class GoalLayers(nn.Sequential):
-    """Layers of which each `HyperLinear` also gets the part `goal` of the input."""
+    """Layers in which each `HyperLinear` also gets the slice `goal` of the input."""
 
     def __init__(self, *layers: nn.Module, goal: slice = slice(0)) -> None:
         super().__init__(*layers)

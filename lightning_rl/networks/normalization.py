@@ -1,4 +1,4 @@
-"""Running statistics, merged between rollouts and frozen in losses and evaluation, and the mode of evaluation."""
+"""Running statistics, which are updated between rollouts and fixed in losses and evaluation, and evaluation mode."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from lightning_rl.types import Tree, flatten_time, tree_index, tree_leaves, tree
 class RunningMeanStd(nn.Module):
     """Count, mean and variance of a stream, merged batch by batch (Chan et al. 1979); equal on all ranks.
 
-    They start as in Stable-Baselines3: count 1e-4, mean 0, variance 1. Moments stay float64 whatever the precision of the run.
+    Initial values are those of Stable-Baselines3: count 1e-4, mean 0, variance 1. Moments are float64 in every precision of the run.
     """
 
     count: Tensor
@@ -32,8 +32,8 @@ class RunningMeanStd(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
-        """Merge the rows of a batch `[B, *shape]`, and those of all other ranks."""
-        batch = batch.to(self.mean) - self.mean  # centred, so that squares do not cancel
+        """Merge the rows of a batch `[B, *shape]` of all ranks."""
+        batch = batch.to(self.mean) - self.mean  # centered, so that squares do not cancel
         sums = batch.sum(0).flatten(), batch.square().sum(0).flatten()
         flat = sum_over_ranks(torch.cat([batch.new_full((1,), len(batch)), *sums]))
         count, (total, squares) = flat[0], flat[1:].view(2, *self.mean.shape)
@@ -50,7 +50,7 @@ class RunningMeanStd(nn.Module):
         self.count.copy_(total)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow the network to another device, but not to another precision; torch has no public way to exempt a buffer from a cast."""
+        """Move with the network to another device, but keep the precision; torch has no public way to exempt a buffer from a cast."""
         moments = dict(self.named_buffers())
         super()._apply(fn, recurse)
         for name, moment in moments.items():
@@ -59,10 +59,10 @@ class RunningMeanStd(nn.Module):
 
 
 class ObservationNormalizer(nn.Module):
-    """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation; images, one-hot leaves and `entities` pass.
+    """clip((x − mean) / √(var + 1e-8), −10, 10) for the float vectors of an observation. Other leaves and `entities` are not changed.
 
     Args:
-        frozen: keep the statistics of random steps before learning; rollouts do not change them.
+        frozen: keep the statistics from before training; rollouts do not change them.
         entities: names of leaves that are sets of entities.
     """
 
@@ -88,7 +88,7 @@ class ObservationNormalizer(nn.Module):
         return ((leaf - shift) * scale).clamp(-self.clip, self.clip)
 
     def shift_and_scale(self, statistics: RunningMeanStd) -> tuple[Tensor, Tensor]:
-        """Return the mean and the inverse deviation, in float32."""
+        """Return the mean and the inverse standard deviation, in float32."""
         return statistics.mean.float(), (statistics.var + self.epsilon).rsqrt().float()
 
     @property
@@ -97,7 +97,7 @@ class ObservationNormalizer(nn.Module):
         return all(each.count < 1 for each in self.statistics if isinstance(each, RunningMeanStd))
 
     def gather(self, obs: Tree, valid: Tensor) -> None:
-        """Merge the valid rows of a rollout `[T, N, ...]` after learning from it, unless the statistics are frozen."""
+        """Merge the valid rows of a rollout `[T, N, ...]` after an update on it, unless the statistics are frozen."""
         if not self.frozen:
             self.update(tree_index(flatten_time(obs), valid.flatten()))
 
@@ -126,7 +126,7 @@ def make_normalizer(normalize_obs: str, space: Space, entities: Sequence[str] = 
 
 @contextmanager
 def eval_mode(network: Any) -> Iterator[None]:
-    """Put a network into evaluation mode, and leave the modes of its parts as they were."""
+    """Put a network into evaluation mode, and restore the mode of each part afterwards."""
     modes = [(part, part.training) for part in network.modules()]
     for part, _ in modes:
         part.training = False

@@ -1,4 +1,4 @@
-"""Networks of off-policy algorithms with an actor: policy, critics and how their values are read, temperature."""
+"""Networks of off-policy actor-critic algorithms: policy, critics and estimates from their values, temperature."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ from lightning_rl.types import Tree
 
 
 class Actor(PolicyNetwork):
-    """π(a|s): normalizer → encoder → memory → hidden layers → head → distribution. Weights start as torch's own layers do.
+    """π(a|s): normalizer → encoder → memory → hidden layers → head → distribution. Weights have torch's default initialization.
 
     Args:
         spaces: observation and action space of one environment.
-        action_dist: for Box actions, see `distributions.make_distribution`.
+        action_dist: distribution of Box actions; see `distributions.make_distribution`.
         head: a module after the last layer, for instance `nn.Tanh()`.
-        critic_obs: names of observations that it does not read.
-        layers: kind of the hidden layers, see `hidden_layers`.
-        log_std_init: first log σ where it does not depend on the observation.
+        critic_obs: names of observations that the policy ignores.
+        layers: kind of the hidden layers; see `hidden_layers`.
+        log_std_init: initial log σ, if σ does not depend on the observation.
         net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory, sde: as in `ActorCritic`.
     """
 
@@ -62,7 +62,7 @@ class Actor(PolicyNetwork):
         self.encoder = make_encoder(spaces.observation, encoder, encoder_features, entities, goals, critic_obs)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
-        """Whether observations, if they are floats, are the features."""
+        """Whether observations, if they are floats, are used as features directly."""
         features = self.memory.num_features
         self.layers = hidden_layers(layers, features, net_arch, activation, goal=self.memory.goal)
         last = net_arch[-1] if net_arch else features
@@ -71,11 +71,11 @@ class Actor(PolicyNetwork):
         self.layers.append(head)
 
     def perceptron(self) -> Perceptron | None:
-        """Return the layers from normalized observations to the distribution's input; None in a subclass, which may compute more."""
+        """Return the layers from normalized observations to the distribution's input; None for a subclass, which may compute more."""
         return Perceptron(self.encoder, [self.memory], self.layers) if type(self) is Actor else None
 
     def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
-        """Return the distribution's input `[..., num_inputs]` at normalized observations."""
+        """Return the distribution's input `[..., num_inputs]` for normalized observations."""
         passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
         features = obs if passes else self.memory(self.encoder(obs), memory, episode_start)[0]
         return self.layers(features).float()
@@ -86,25 +86,25 @@ class Actor(PolicyNetwork):
 
 
 class LeastValue(nn.Module):
-    """Each critic says one number, Z = 1, and the least counts (Fujimoto et al. 2018, TD3)."""
+    """One value per critic, Z = 1, of which the minimum is used (Fujimoto et al. 2018, TD3)."""
 
     atoms = 1
 
     def target(self, q: Tensor) -> Tensor:
-        """Return what the target critics are believed to say, `[E · Z, B, ...]` to `[Y, B, ...]`."""
+        """Return the target values of the target critics' outputs, `[E · Z, B, ...]` to `[Y, B, ...]`."""
         return q.amin(0, keepdim=True)
 
     def policy(self, q: Tensor) -> Tensor:
-        """Return what the policy climbs, `[E · Z, B, ...]` to `[B, ...]`."""
+        """Return the value that the policy maximizes, `[E · Z, B, ...]` to `[B, ...]`."""
         return q.amin(0)
 
     def loss(self, q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of values `[E · Z, B, S]` against a target `[Y, B, S]`, and the error for priorities, `[B]` each."""
+        """Return the loss of values `[E · Z, B, S]` against a target `[Y, B, S]`, and the error for priorities, each `[B]`."""
         return critic_loss(q, target), (q.detach() - target).abs().mean((0, 2))
 
 
 class SubsetValue(LeastValue):
-    """The least of a random subset of M of E critics is the target, their mean what the policy climbs (Chen et al. 2021, REDQ, alg. 1)."""
+    """The target is the minimum of M random critics out of E; the policy maximizes the mean of all (Chen et al. 2021, REDQ, alg. 1)."""
 
     subset: Tensor
 
@@ -121,18 +121,18 @@ class SubsetValue(LeastValue):
         return q.mean(0)
 
     def resample(self, generator: Generator) -> None:
-        """Draw the subset of the next update."""
+        """Sample the subset for the next update."""
         order = torch.rand(self.ensemble, generator=generator, device=generator.device).argsort()
         self.subset.copy_(order[: len(self.subset)])
 
 
 class QuantileValue(LeastValue):
-    """Each critic says Z quantiles of the return; those of all E together, but for the greatest, are the target (Kuznetsov et al. 2020).
+    """Z quantiles of the return per critic; the target is the quantiles of all E critics without the largest (Kuznetsov et al. 2020).
 
     Args:
         ensemble: E.
         atoms: Z, at the fractions (i + ½) / Z.
-        dropped: how many of the greatest quantiles are left out for each critic.
+        dropped: number of largest quantiles to drop per critic.
     """
 
     fraction: Tensor
@@ -157,30 +157,30 @@ class QuantileValue(LeastValue):
 
 
 def make_estimate(ensemble: int, subset: int | None = None, quantiles: int | None = None, dropped: int = 0) -> LeastValue:
-    """Return how the values of an ensemble are read. Raises `SettingError`: settings out of range, or that exclude each other."""
+    """Return the estimate from an ensemble's values. Raises `SettingError`: settings are out of range, or exclude each other."""
     if quantiles is None:
         if dropped:
             raise SettingError(f"drop_quantiles {dropped} needs n_quantiles, such as 25")
         return LeastValue() if subset is None else SubsetValue(ensemble, subset)
     if subset is not None:
-        raise SettingError("critic_subset does not go with n_quantiles, whose drop_quantiles keep the target low; leave one out")
+        raise SettingError("critic_subset cannot be combined with n_quantiles, whose drop_quantiles keep the target low; leave one out")
     return QuantileValue(ensemble, quantiles, dropped)
 
 
 class Critic(nn.Module):
-    """Q(s, a) of an ensemble: encoder → memory → with the continuous action → hidden layers, E of them in one batched product → heads.
+    """Q(s, a) of an ensemble: encoder → memory → concatenated with the continuous action → hidden layers, E in one product → heads.
 
-    Observations are normalized by the actor. Weights start as torch's own layers do. A memory is empty at the start of each sequence:
-    a critic does not run while its experience is collected.
+    Observations are normalized by the actor. Weights have torch's default initialization. A memory is empty at the start of each sequence:
+    critics do not run while experience is collected.
 
     Args:
         space: observation space.
-        num_actions: A, continuous dimensions of an action; 0 for a value of the observation alone.
-        num_choices: M, values for each observation.
-        ensemble: E, how many critics; an image encoder and a memory are shared by all.
+        num_actions: A, the continuous dimensions of an action; 0 for a value of only the observation.
+        num_choices: M, the number of values for each observation.
+        ensemble: E, the number of critics; they share the image encoder and the memory.
         streams: S, the number of reward streams.
-        layers, dropout: of the hidden layers, see `hidden_layers`.
-        subset, quantiles, dropped: how the ensemble is read, see `make_estimate`.
+        layers, dropout: of the hidden layers; see `hidden_layers`.
+        subset, quantiles, dropped: the estimate from the ensemble; see `make_estimate`.
         net_arch, activation, encoder, encoder_features, entities, goals, memory: as in `ActorCritic`.
     """
 
@@ -217,7 +217,7 @@ class Critic(nn.Module):
         self.layers.append(EnsembleLinear(ensemble, net_arch[-1] if net_arch else num_inputs, math.prod(self.heads)))
 
     def forward(self, obs: Tree, action: Tensor | None = None, episode_start: Tensor | None = None) -> Tensor:
-        """Return Q `[E · Z, B, M, S]`, see `estimate`, of observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
+        """Return Q `[E · Z, B, M, S]` (see `estimate`) for observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
         passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
         x = obs if passes else self.memory(self.encoder(obs), (), episode_start)[0]
         q = self.layers(x if action is None else torch.cat([x, action], -1)).float().unflatten(-1, self.heads)
@@ -225,11 +225,11 @@ class Critic(nn.Module):
 
 
 class Temperature(nn.Module):
-    """α > 0 `[K]`, one for each kind of action, kept as log α.
+    """α > 0 `[K]`, one for each kind of action, stored as log α.
 
     Args:
         kinds: the kinds of actions.
-        ent_coef: α as a number, or `auto` or `auto_<first value>` to learn it.
+        ent_coef: α as a number, or `auto` or `auto_<initial value>` to learn it.
         target: the target entropy of a learned α, for each kind.
     """
 
@@ -253,7 +253,7 @@ class Temperature(nn.Module):
 
 
 def keep_alpha(temperature: Temperature, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
-    """Keep an α that is given as a number: a setting wins over what a checkpoint holds."""
+    """Keep an α that is set as a number: the setting overrides the value in a checkpoint."""
     state_dict[f"{prefix}log_alpha"] = temperature.log_alpha.detach()
 
 
@@ -264,13 +264,13 @@ def _first_alpha(ent_coef: str) -> float:
             return 1.0 if ent_coef == "auto" else float(value)
     except ValueError:
         pass
-    raise SettingError(f"ent_coef {ent_coef!r} must be a number, auto, or auto_<first value> such as auto_0.1")
+    raise SettingError(f"ent_coef {ent_coef!r} must be a number, auto, or auto_<initial value> such as auto_0.1")
 
 
 def entropy_targets(setting: float | str | Mapping[str, float], auto: dict[str, float]) -> list[float]:
     """Return the target entropy for each kind of action.
 
-    Raises `SettingError`: neither `auto`, nor a number for a single kind, nor a mapping of the kinds.
+    Raises `SettingError`: the setting is not `auto`, a number for a single kind, or a mapping with the kinds as keys.
     """
     if isinstance(setting, Mapping):
         for kind in setting.keys() - auto.keys():

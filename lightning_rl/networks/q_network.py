@@ -22,7 +22,7 @@ IDENTITY = Identity()
 
 
 class ReturnHead(nn.Module):
-    """What a network learns of an action's return: Z numbers, of returns transformed by h."""
+    """A model of an action's return, transformed by h, with Z outputs."""
 
     atoms: int
 
@@ -35,11 +35,11 @@ class ReturnHead(nn.Module):
         raise NotImplementedError
 
     def distribution(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values and probabilities of the atoms, `[..., Z]` each."""
+        """Return values and probabilities of the atoms, each `[..., Z]`."""
         raise NotImplementedError
 
     def loss(self, z: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of z against a target's atoms, and the error for priorities, `[...]` each."""
+        """Return the loss of z against a target's atoms, and the error for priorities, each `[...]`."""
         raise NotImplementedError
 
 
@@ -115,19 +115,19 @@ def make_return_head(
 
 
 class QNetwork(PolicyNetwork):
-    """Q(s, ·) of finitely many actions, each a number or a distribution over returns. Weights start as torch's own layers do.
+    """Q(s, ·) of finitely many actions, each a number or a distribution over returns. Weights have torch's default initialization.
 
     Args:
         spaces: observation and action space of one environment.
-        returns: what is learned of an action's return; default: its mean.
-        dueling: Q = V + A − mean A, with hidden layers for V and A each (Wang et al. 2016, eq. 9).
-        noisy: noisy linear layers behind the encoder (Fortunato et al. 2018).
+        returns: the model of an action's return; default: its mean.
+        dueling: Q = V + A − mean A, with separate hidden layers for V and A (Wang et al. 2016, eq. 9).
+        noisy: noisy linear layers after the encoder (Fortunato et al. 2018).
         streams: S, the number of reward streams.
-        layers: kind of the hidden layers, see `hidden_layers`; noisy ones are plain.
+        layers: kind of the hidden layers, see `hidden_layers`; noisy layers must be plain.
         net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory: as in `ActorCritic`.
 
     Raises:
-        SettingError: an action space that is not Discrete.
+        SettingError: the action space is not Discrete.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class QNetwork(PolicyNetwork):
         self.encoder = make_encoder(spaces.observation, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
-        """Whether observations, if they are floats, are the features."""
+        """Whether observations, if they are floats, are used as features directly."""
         self.returns = ScalarReturn() if returns is None else returns
         self.outputs = (self.distribution.num_inputs, streams, self.returns.atoms)
         layer = NoisyLinear if noisy else nn.Linear
@@ -173,12 +173,12 @@ class QNetwork(PolicyNetwork):
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def perceptron(self) -> Perceptron | None:
-        """Return the layers from normalized observations to one value for each action, if the network is that plain."""
+        """Return the layers from normalized observations to one value per action; None if the network is more complex."""
         plain = type(self) is QNetwork and not self.noisy_layers and self.outputs[1:] == (1, 1)
         return Perceptron(self.encoder, [self.memory], self.head) if plain and isinstance(self.head, nn.Sequential) else None
 
     def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
-        """Return z `[..., n, S, Z]` of each action at normalized observations, see `ReturnHead`."""
+        """Return z `[..., n, S, Z]` of each action for normalized observations; see `ReturnHead`."""
         passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
         return self._z(obs if passes else self.memory(self.encoder(obs), memory, episode_start)[0])
 
@@ -186,12 +186,12 @@ class QNetwork(PolicyNetwork):
         return self.head(features).float().unflatten(-1, self.outputs)
 
     def resample(self, generator: Generator | None = None) -> None:
-        """Draw new noise for noisy layers."""
+        """Sample new noise for noisy layers."""
         for layer in self.noisy_layers:
             layer.resample(generator)
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
-        """Return the expected return of each action at observations as they are, `[..., n, S]`."""
+        """Return the expected return of each action for unnormalized observations, `[..., n, S]`."""
         return self.returns.mean(self(self.normalizer(obs), memory, episode_start))
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
@@ -202,10 +202,10 @@ class QNetwork(PolicyNetwork):
 
 
 class MaxQNetwork(QNetwork):
-    """Q(s, ·) whose `value` is that of the greatest action: what the returns of rollouts look ahead to."""
+    """Q(s, ·) whose `value` is that of the best action, from which the returns of rollouts bootstrap."""
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
-        """Return Q(s, argmax Q) of each stream at observations as they are, `[..., S]`."""
+        """Return Q(s, argmax Q) of each reward stream for unnormalized observations, `[..., S]`."""
         q = super().value(obs, memory, episode_start)
         best = q.sum(-1).argmax(-1)[..., None, None]
         return q.gather(-2, best.expand(*best.shape[:-1], q.shape[-1])).squeeze(-2)

@@ -62,7 +62,7 @@ def test_streams_and_rows_are_read_apart():
         ({"subset": 4}, "critic_subset must be >= 1 and <= 3, got 4"),
         ({"quantiles": 5, "dropped": 5}, "drop_quantiles must be >= 0 and <= 4, got 5"),
         ({"dropped": 2}, "drop_quantiles 2 needs n_quantiles, such as 25"),
-        ({"subset": 2, "quantiles": 5}, "critic_subset does not go with n_quantiles, whose drop_quantiles keep the target low"),
+        ({"subset": 2, "quantiles": 5}, "critic_subset cannot be combined with n_quantiles, whose drop_quantiles keep the target low"),
     ],
 )
 def test_settings_that_make_no_sense_are_reported_in_one_line(settings, message):

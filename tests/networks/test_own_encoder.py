@@ -132,7 +132,7 @@ class Flat(nn.Module):
         (dict, "encoder dict is not a torch.nn.Module"),
         (Broken, r"encoder Broken cannot be built with \(space, 16\) and read observations: TypeError"),
         (Doubled, "encoder Doubled cannot be built .* and read observations: TypeError"),
-        (Flat, r"encoder Flat must turn observations \[B, ...\] into features \[B, F\]; of two it made \[\]"),
+        (Flat, r"encoder Flat must turn observations \[B, ...\] into features \[B, F\]; for two it returned \[\]"),
     ],
 )
 def test_an_invalid_encoder_is_reported_in_one_line(encoder, says):
@@ -141,7 +141,7 @@ def test_an_invalid_encoder_is_reported_in_one_line(encoder, says):
 
 
 def test_it_does_not_go_with_settings_of_single_observations():
-    with pytest.raises(SettingError, match="encoder Camera reads all observations in its own way: leave out goals"):
+    with pytest.raises(SettingError, match="encoder Camera is your own and reads all observations: leave out goals"):
         make_encoder(SPACE, Camera, goals=["speed"])
 
 

@@ -41,7 +41,7 @@ def test_a_temperature_is_saved_with_its_network():
 
 @pytest.mark.parametrize("ent_coef", ["automatic", "auto_", "auto_x", "0.2", "", "learned_0.1", "auto_0.1_0.2"])
 def test_an_invalid_word_is_refused_in_one_line(ent_coef):
-    message = f"^ent_coef '{ent_coef}' must be a number, auto, or auto_<first value> such as auto_0.1$"
+    message = f"^ent_coef '{ent_coef}' must be a number, auto, or auto_<initial value> such as auto_0.1$"
     with pytest.raises(SettingError, match=message):
         Temperature(BOTH, ent_coef)
 
