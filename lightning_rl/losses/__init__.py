@@ -1,1 +1,1 @@
-"""Pure losses, one file per family: tensors in, tensors out, no γ, no modules, no logging."""
+"""Losses as pure functions of tensors, one file per family: no γ, no modules, no logging."""

@@ -1,6 +1,6 @@
-"""Evolution strategies: shaping of returns, and the gradient they estimate (Salimans et al. 2017, sec. 2).
+"""Evolution strategies: fitness shaping of returns, and the gradient estimate (Salimans et al. 2017, sec. 2).
 
-Returns are float64 `[n, 2]`, of n antithetic pairs: at θ + σε and at θ − σε.
+Returns are float64 `[n, 2]`, for n antithetic pairs: at θ + σε and at θ − σε.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ def centred_ranks(returns: Tensor) -> Tensor:
 
 
 def z_scores(returns: Tensor) -> Tensor:
-    """Return (R − mean) / deviation over all 2n returns; 0 where all are equal."""
+    """Return (R − mean) / standard deviation over all 2n returns; 0 if all are equal."""
     centred = returns - returns.mean()
     deviation = centred.square().mean().sqrt()
     return centred / deviation if deviation > 1e-12 * returns.abs().max() else torch.zeros_like(returns)
@@ -36,17 +36,17 @@ SHAPINGS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "signs": ("signs", raw),
     "raw": ("returns", raw),
 }
-"""By name: which sum of an episode counts, of its rewards or of their signs, and how it becomes a worth."""
+"""For each name: the sum over an episode, of its rewards or of their signs, and the function that turns it into fitness."""
 
 
 def antithetic_gradient(worth: Tensor, noise: Iterable[Tensor]) -> Tensor:
-    """Return g = (1/n) Σ_j (u_j⁺ − u_j⁻) ε_j, the direction `[P]` in which the worth grows; 1/σ is left to the step size.
+    """Return g = (1/n) Σ_j (u_j⁺ − u_j⁻) ε_j, the direction `[P]` of increasing fitness; the factor 1/σ is left to the step size.
 
     With u = R this is 2σ times the estimate of ∇E[R(θ + σε)] (sec. 2, with antithetic sampling).
 
     Args:
-        worth: u, `[n, 2]`.
-        noise: ε_1, …, ε_n, `[P]` each, one at a time.
+        worth: the fitness u, `[n, 2]`.
+        noise: ε_1, …, ε_n, each `[P]`, one at a time.
     """
     total = None
     for difference, direction in zip((worth[:, 0] - worth[:, 1]).tolist(), noise, strict=True):

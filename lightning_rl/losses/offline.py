@@ -1,6 +1,7 @@
-"""Losses of what learns from recorded data: cloning, for each row and part, and offline reinforcement learning, for each row `[B]`.
+"""Losses on recorded data: cloning, for each row and part, and offline reinforcement learning, for each row `[B]`.
 
-Choices are log-probabilities `[..., n]`, those of illegal choices below `MIN_LOG_PROB`. A bit is a choice of two. S reward streams.
+Choices are log-probabilities `[..., n]`, with those of illegal choices below `MIN_LOG_PROB`. A bit is a choice of two. S is the number of
+reward streams.
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 MIN_LOG_PROB = -1e9
-"""Below that of any legal choice."""
+"""Lower than the log-probability of any legal choice."""
 
 
 def branches(log_p: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Pad choices branch after branch, `[..., sum(sizes)]`, with illegal ones to `[..., K, max(sizes)]`."""
+    """Split choices `[..., sum(sizes)]` into branches, padded with illegal ones to `[..., K, max(sizes)]`."""
     width = max(sizes)
     if min(sizes) == width:
         return log_p.unflatten(-1, (len(sizes), width))
@@ -36,7 +37,7 @@ def cross_entropy(log_p: Tensor, target: Tensor, label_smoothing: float = 0.0) -
 
 
 def squared_error(mean: Tensor, action: Tensor) -> Tensor:
-    """Return (μ − a)² for each dimension: with σ = 1, −log π(a|s) = ½ (μ − a)² + ½ log 2π.  All `[...]`."""
+    """Return (μ − a)² for each dimension; with σ = 1, −log π(a|s) = ½ (μ − a)² + ½ log 2π.  All `[...]`."""
     return (mean - action).square()
 
 
@@ -51,32 +52,32 @@ def rank(log_p: Tensor, target: Tensor) -> Tensor:
 
 
 def top_k_accuracy(rank: Tensor, k: int) -> Tensor:
-    """Return 1 where the target is among the k most likely choices, by its rank, else 0."""
+    """Return 1 where the target is among the k most likely choices, according to its rank, else 0."""
     return (rank < k).float()
 
 
 def expectile_loss(value: Tensor, target: Tensor, expectile: float) -> Tensor:
-    """Return |τ − 1(u < 0)| u² with u = target − value, the mean over streams (Kostrikov et al. 2021, eq. 5).  `[B, S]` each to `[B]`.
+    """Return |τ − 1(u < 0)| u² with u = target − value, the mean over reward streams (Kostrikov et al. 2021, eq. 5).  `[B, S]` to `[B]`.
 
-    τ = ½ is half the squared error; as τ nears 1, V nears the greatest of the targets that a state has.
+    τ = ½ gives half the squared error; as τ approaches 1, V approaches the maximum of a state's targets.
     """
     error = target - value
     return (torch.where(error < 0, 1 - expectile, expectile) * error.square()).mean(-1)
 
 
 def advantage_weight(advantage: Tensor, beta: float, max_weight: float) -> Tensor:
-    """Return exp(β A), at most `max_weight`, of advantages summed over the streams (Peng et al. 2019, AWR).  `[B, S]` to `[B]`."""
+    """Return exp(β A), at most `max_weight`, with A summed over the reward streams (Peng et al. 2019, AWR).  `[B, S]` to `[B]`."""
     return (beta * advantage.sum(-1)).exp().clamp(max=max_weight)
 
 
 def conservative_gap(q: Tensor, log_prob: Tensor, q_data: Tensor) -> Tensor:
     """Return log ∫ exp Q(s, a) da − Q(s, a_data), summed over the critics (Kumar et al. 2020, eq. 4 and app. F).
 
-    The integral is estimated from K actions by importance sampling: log (1/K) Σ_k exp(Q(s, a_k) − log p(a_k)), but for log K.
+    The integral is estimated from K actions by importance sampling, as log Σ_k exp(Q(s, a_k) − log p(a_k)), without the constant −log K.
 
     Args:
         q: Q(s, a_k), `[E, K, B]`.
-        log_prob: log p(a_k), `[K, B]`; zeros where the actions are all there are.
-        q_data: `[E, B]`.
+        log_prob: log p(a_k), `[K, B]`; zeros if the actions are all possible ones.
+        q_data: Q(s, a_data), `[E, B]`.
     """
     return ((q - log_prob).logsumexp(1) - q_data).sum(0)

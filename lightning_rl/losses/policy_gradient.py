@@ -1,4 +1,4 @@
-"""Losses of the policy-gradient family: a loss for each row, and `mean` to average them."""
+"""Losses of the policy-gradient family, one for each row, and `mean` to average them."""
 
 import torch
 from torch import Tensor
@@ -18,23 +18,23 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: float) -> Te
 
 
 def value_loss(value: Tensor, returns: Tensor) -> Tensor:
-    """Return (V − R)² per row and stream.  All `[B, S]`."""
+    """Return (V − R)² per row and reward stream.  All `[B, S]`."""
     return (value - returns).square()
 
 
 def clipped_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip_range: float) -> Tensor:
-    """Return max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, −ε, ε) per row and stream.  All `[B, S]`."""
+    """Return max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, −ε, ε) per row and reward stream.  All `[B, S]`."""
     clipped = old_value + (value - old_value).clamp(-clip_range, clip_range)
     return torch.max((value - returns).square(), (clipped - returns).square())
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """Estimate KL(π_old ‖ π) without bias and with low variance: (ρ − 1) − log ρ (Schulman 2020, joschu.net/blog/kl-approx)."""
+    """Estimate KL(π_old ‖ π), unbiased and with low variance, as (ρ − 1) − log ρ (Schulman 2020, joschu.net/blog/kl-approx)."""
     return log_ratio.exp() - 1 - log_ratio
 
 
 def mean(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the weighted mean over the rows of `x [B]` or `[B, D]`, and plain mean over D; `weight [B]` sums to 1."""
+    """Return the weighted mean over the rows of `x [B]` or `[B, D]`, and the plain mean over D; `weight [B]` sums to 1."""
     # no matrix product: mixed precision would round it
     if x.dim() == 1:
         return (weight * x).sum()
@@ -43,7 +43,7 @@ def mean(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def scaled(coefficient: float | Tensor, loss: Tensor) -> Tensor | float:
-    """Return coefficient · loss, a plain 0 for a coefficient of 0, so that nothing is differentiated in vain."""
+    """Return coefficient · loss, or a plain 0 if the coefficient is 0, so that nothing is differentiated needlessly."""
     if isinstance(coefficient, Tensor):
         return coefficient * loss
     return 0.0 if coefficient == 0 else loss if coefficient == 1 else coefficient * loss

@@ -1,4 +1,4 @@
-"""Losses of the Q-learning family, a loss for each row. Targets carry no gradient."""
+"""Losses of the Q-learning family, one for each row. Targets carry no gradient."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ def chosen(z: Tensor, action: Tensor) -> Tensor:
 
 
 def huber(value: Tensor, target: Tensor, threshold: float = 1.0) -> Tensor:
-    """Return ½ δ² up to the threshold κ, κ (|δ| − ½ κ) beyond, δ = value − target (Huber 1964); DQN's clipped error (Mnih et al. 2015)."""
+    """Return ½ δ² for |δ| ≤ κ, else κ (|δ| − ½ κ), with δ = value − target (Huber 1964): DQN's clipped error (Mnih et al. 2015)."""
     return functional.huber_loss(value, target, reduction="none", delta=threshold)
 
 
@@ -21,23 +21,23 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def project(values: Tensor, probs: Tensor, support: Tensor) -> Tensor:
-    """Project atoms `values` with `probs`, `[..., Y]` each, onto an evenly spaced support `[Z]`: their probabilities `[..., Z]`.
+    """Project atoms `values` with `probs`, each `[..., Y]`, onto an evenly spaced support `[Z]`. Return probabilities `[..., Z]`.
 
-    p_i = Σ_j [1 − |clip(v_j, v_min, v_max) − z_i| / Δz]⁺ p_j, each atom shared by its two neighbours (Bellemare et al. 2017, eq. 7).
+    p_i = Σ_j [1 − |clip(v_j, v_min, v_max) − z_i| / Δz]⁺ p_j, with atoms split between their two neighbors (Bellemare et al. 2017, eq. 7).
     """
     last = len(support) - 1
     position = ((values - support[0]) / (support[-1] - support[0]) * last).clamp(0, last)
     lower = position.floor().clamp(max=last - 1)
     upper_share = position - lower
     projected = torch.zeros(*values.shape[:-1], len(support), dtype=probs.dtype, device=probs.device)
-    index = lower.nan_to_num().long()  # NaN stays in the shares, and is found in the loss
+    index = lower.nan_to_num().long()  # NaN stays in the probabilities, and is detected in the loss
     return projected.scatter_add_(-1, index, probs * (1 - upper_share)).scatter_add_(-1, index + 1, probs * upper_share)
 
 
 def quantile_huber(quantiles: Tensor, fraction: Tensor, target: Tensor, threshold: float = 1.0) -> Tensor:
     """Return Σ_i mean_j |τ_i − 1(δ_ij < 0)| huber(δ_ij) / κ with δ_ij = target_j − quantile_i (Dabney et al. 2018, eq. 10).
 
-    quantiles `[Z, ...]` at the fractions τ `[Z]`, target samples `[Y, ...]`, to `[...]`.
+    quantiles `[Z, ...]` at the fractions τ `[Z]` and target samples `[Y, ...]` to `[...]`.
     """
     quantiles, target = torch.broadcast_tensors(quantiles.unsqueeze(1), target)  # [Z, Y, ...]
     fraction = fraction.view(-1, *[1] * (target.dim() - 1))

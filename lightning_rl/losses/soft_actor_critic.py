@@ -1,7 +1,7 @@
-"""Soft actor-critic. Entropies are `[B, K]`, a column for each kind of action with its temperature α `[K]`; S reward streams.
+"""Losses of soft actor-critic. Entropies are `[B, K]`, a column for each kind of action with its temperature α `[K]`; S reward streams.
 
-Values of choices are `[..., M, S]`, branch after branch, with probabilities `[B, M]`; a policy without choices has one of probability 1, so
-that the same lines serve continuous, discrete and hybrid actions. Sums are not matrix products, which mixed precision would round.
+Values of choices are `[..., M, S]`, branch by branch, with probabilities `[B, M]`. A policy without choices has one choice of probability
+1, so that the same code handles continuous, discrete and hybrid actions. Sums are not matrix products, which mixed precision would round.
 """
 
 from torch import Tensor
@@ -16,22 +16,22 @@ def chosen(q: Tensor, choice: Tensor) -> Tensor:
 
 
 def expected(q: Tensor, probs: Tensor, branches: int) -> Tensor:
-    """Return E_π[Q]: the mean over branches of Σ_a π(a|s) Q(s, a), exact.  `[..., B, M, S]` and `[B, M]` to `[..., B, S]`."""
+    """Return the exact E_π[Q]: the mean over branches of Σ_a π(a|s) Q(s, a).  `[..., B, M, S]` and `[B, M]` to `[..., B, S]`."""
     if q.shape[-2] == 1:
         return q.squeeze(-2)
     return (probs.unsqueeze(-1) * q).sum(-2) / branches
 
 
 def soft_value(expected_q: Tensor, entropy: Tensor, alpha: Tensor) -> Tensor:
-    """Return V(s) = E_π[Q] + Σ_k α_k H_k (Haarnoja et al. 2018, eq. 3; Christodoulou 2019, eq. 10), the entropy shared by the S streams.
+    """Return V(s) = E_π[Q] + Σ_k α_k H_k (Haarnoja et al. 2018, eq. 3; Christodoulou 2019, eq. 10).
 
-    expected_q `[B, S]`, entropy `[B, K]` and alpha `[K]` to `[B, S]`.
+    expected_q `[B, S]`, entropy `[B, K]` and alpha `[K]` to `[B, S]`; the entropy is split evenly over the S reward streams.
     """
     return expected_q + (entropy * alpha).sum(-1, keepdim=True) / expected_q.shape[-1]
 
 
 def critic_loss(q: Tensor, target: Tensor) -> Tensor:
-    """Return ½ Σ_E (Q − y)², the mean over streams (Haarnoja et al. 2018, eq. 5).  `[E, B, S]` and `[B, S]` to `[B]`."""
+    """Return ½ Σ_E (Q − y)², the mean over reward streams (Haarnoja et al. 2018, eq. 5).  `[E, B, S]` and `[B, S]` to `[B]`."""
     return 0.5 * (q - target).square().sum(0).mean(-1)
 
 
@@ -41,9 +41,9 @@ def actor_loss(expected_q: Tensor, entropy: Tensor, alpha: Tensor) -> Tensor:
 
 
 def temperature_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: Tensor) -> Tensor:
-    """Return Σ_k log α_k (H_k − H̄_k) (Haarnoja et al. 2018b, eq. 18, with log α for α as in the authors' code).
+    """Return Σ_k log α_k (H_k − H̄_k) (Haarnoja et al. 2018b, eq. 18, with log α in place of α as in the authors' code).
 
     log_alpha `[K]`, entropy `[B, K]` and target_entropy `[K]` or `[B, K]` to `[B]`.
-    α rises where the entropy is below its target; the gradient for log α does not shrink with α, so that a small α still moves.
+    α rises where the entropy is below its target. The gradient for log α does not shrink with α, so that a small α still changes.
     """
     return ((entropy.detach() - target_entropy) * log_alpha).sum(-1)

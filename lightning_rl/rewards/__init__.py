@@ -1,4 +1,4 @@
-"""Reward signals, made from settings: each fills one reward stream of a rollout, with its own discount."""
+"""Build reward signals from settings: each fills one reward stream of a rollout, with its own discount."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from lightning_rl.rewards.signal import Extrinsic, RewardSignal
 from lightning_rl.spaces import Spaces
 
 if TYPE_CHECKING:
-    SignalSettings = Any  # set as a mapping, and a `ModuleDict` of signals from then on
+    SignalSettings = Any  # passed as a mapping, then converted to a `ModuleDict` of signals
 else:
     SignalSettings = dict[str, Any]
 SIGNALS: dict[str, type[RewardSignal]] = {"extrinsic": Extrinsic, "curiosity": Curiosity, "rnd": RND, "gail": GAIL}
@@ -24,14 +24,14 @@ def make_signals(
     spaces: Spaces,
     actions: Callable[[], Distribution],
 ) -> dict[str, RewardSignal]:
-    """Make the signals of `settings`, merged over the environment's reward; null removes a signal, `{}` takes its defaults.
+    """Build the signals of `settings`, in addition to the environment's reward; null removes a signal, `{}` means its defaults.
 
     Args:
-        extrinsic: settings of the environment's reward that an algorithm has under other names.
-        actions: returns the policy's distribution, once there is one.
+        extrinsic: settings of the environment's reward that algorithms have under other names.
+        actions: returns the policy's distribution, after it is built.
 
     Raises:
-        SettingError: no signal is left, or one with an unknown name or setting.
+        SettingError: no signal is left, or a name or setting is unknown.
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise SettingError(f"reward_signals must be a mapping of names to settings, got {settings!r}")

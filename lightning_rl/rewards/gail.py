@@ -18,25 +18,26 @@ from lightning_rl.types import Experience, State, Tree, tree_leaves, tree_map
 EPSILON = 1e-7
 PENALTY = 10.0
 BOTTLENECK, INFORMATION, BETA_RATE = 128, 0.5, 5e-4
-"""Of VAIL: width of the code, bound of its information, and step size of β (Peng et al. 2019)."""
+"""VAIL's width of the code, bound of its information, and step size of β (Peng et al. 2019)."""
 
 
 class GAIL(LearnedSignal):
-    """Pays for imitating demonstrations: −log(1 − D), where the discriminator D separates demonstrations from the policy's own steps.
+    """Rewards imitation of demonstrations: −log(1 − D), where the discriminator D separates demonstrations from the policy's own steps.
 
-    L = −E[log D_E + log(1 − D_π)] + 10 · E[(‖∇D(x̂)‖ − 1)²], x̂ between a demonstrated and an own row with one draw u for each row, over all
-    inputs together (Gulrajani et al. 2017). With `use_vail` D sees a noisy code whose information is held at 0.5 by a learned price β.
+    L = −E[log D_E + log(1 − D_π)] + 10 · E[(‖∇D(x̂)‖ − 1)²], with x̂ interpolated between a demonstrated and an own row by one random u per
+    row, and the norm over all inputs together (Gulrajani et al. 2017). With `use_vail`, D sees a noisy code whose information is held at
+    0.5 by a learned coefficient β.
 
     Args:
-        spaces: of the environment.
-        actions: returns the policy's distribution, once there is one.
+        spaces: spaces of the environment.
+        actions: returns the policy's distribution, after it is built.
         demo_path: a Minari id or path.
-        use_actions: whether D also sees actions, on the environment's scale, and whether the episode ended.
-        use_vail: the variational bottleneck (Peng et al. 2019, https://arxiv.org/abs/1810.00821).
-        learning_rate: of Adam.
+        use_actions: D also sees actions, on the environment's scale, and whether the episode terminated.
+        use_vail: use the variational bottleneck (Peng et al. 2019, https://arxiv.org/abs/1810.00821).
+        learning_rate: learning rate of Adam.
         encoding_size: width of the hidden layers.
-        encoder: for images, as the algorithm's.
-        normalize: running statistics of the demonstrations' observations.
+        encoder: image encoder, as for the algorithm.
+        normalize: normalize observations by running statistics of the demonstrations.
         gamma, strength, ignore_done: see `RewardSignal`.
     """
 
@@ -69,13 +70,13 @@ class GAIL(LearnedSignal):
         self.scales = [float(getattr(leaf, "scale", 1.0)) for leaf in self.encode.leaves]
         for leaf in self.encode.leaves:
             if hasattr(leaf, "scale"):
-                leaf.scale = 1.0  # type: ignore[assignment]  # inputs are scaled before, where the penalty is taken
+                leaf.scale = 1.0  # type: ignore[assignment]  # `inputs` scales them, before the gradient penalty
         self.shown: Experience | None = None
         self.generator = torch.Generator()
 
     def show(self, obs: Tree, action: Tree, terminated: Tensor, seed: int) -> None:
-        """Set, before training, rows `[M, ...]` of demonstrations: actions as sampled, and whether the episode terminated with them."""
-        obs = tree_map(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, obs)  # as rollouts hold them
+        """Set the demonstrations before training, as rows `[M, ...]`: `action` as sampled, `terminated` if the episode ended there."""
+        obs = tree_map(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, obs)  # as in rollouts
         self.shown = Experience(obs, action, (), (), terminated)
         self.generator.manual_seed(seed)
 
@@ -109,7 +110,7 @@ class GAIL(LearnedSignal):
         self.generator.set_state(torch.from_numpy(state["generator"]))
 
     def inputs(self, experience: Experience) -> list[Tensor]:
-        """Return all inputs of D as numbers `[..., *leaf]`: observations normalized, bytes in [0, 1], choices one-hot."""
+        """Return all inputs of D as floats `[..., *leaf]`: observations normalized, bytes in [0, 1], choices one-hot."""
         inputs = []
         for leaf, encoder, scale in zip(tree_leaves(self.normalizer(experience.obs)), self.encode.leaves, self.scales, strict=True):
             if isinstance(encoder, OneHotEncoder):
@@ -121,7 +122,7 @@ class GAIL(LearnedSignal):
         return inputs
 
     def discriminate(self, inputs: list[Tensor], noisy: bool = True) -> tuple[Tensor, Tensor]:
-        """Return D(x) in (0, 1), and the code it sees."""
+        """Return D(x) in (0, 1), and its code before noise."""
         leaves = zip(self.encode.leaves, inputs, strict=False)
         features = [x if isinstance(encoder, OneHotEncoder) else encoder(x) for encoder, x in leaves]
         seen = code = self.body(torch.cat([*features, *inputs[len(features) :]], -1))
@@ -132,7 +133,7 @@ class GAIL(LearnedSignal):
 
 
 class Bottleneck(nn.Module):
-    """A code z = μ + σ ξ whose information about the input is held at 0.5 by a price β, which rises while it has more."""
+    """A code z = μ + σ ξ whose information about the input is held at 0.5 by a coefficient β, which rises while there is more."""
 
     beta: Tensor
 
@@ -152,7 +153,7 @@ class Bottleneck(nn.Module):
         return code + self.sigma * torch.randn(code.shape, generator=generator).to(code)
 
     def price(self, information: Tensor) -> tuple[Tensor, Tensor]:
-        """Return β (KL − 0.5), and that β, which is then updated by the information on all ranks."""
+        """Return β (KL − 0.5) and its β, and then update β by the mean information of all ranks."""
         excess, beta = information - INFORMATION, self.beta.clone()
         self.beta.copy_((self.beta + BETA_RATE * mean_over_ranks(excess.detach())).clamp(min=0))
         return beta * excess, beta
@@ -175,6 +176,6 @@ def gradient_penalty(discriminator: Callable[[list[Tensor]], Tensor], own: list[
 
 
 def kl_divergence(expert: Tensor, own: Tensor, sigma: Tensor) -> Tensor:
-    """Compute Σ_d −(1 + log σ² − ½ μ_E² − ½ μ_π² − σ²) for each row: the information of both codes (Peng et al. 2019, eq. 8)."""
+    """Compute the information of both codes, Σ_d −(1 + log σ² − ½ μ_E² − ½ μ_π² − σ²), for each row (Peng et al. 2019, eq. 8)."""
     variance = sigma.square()
     return -(1 + variance.log() - 0.5 * expert.square() - 0.5 * own.square() - variance).sum(-1)

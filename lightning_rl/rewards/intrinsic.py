@@ -20,18 +20,18 @@ HIDDEN = 256
 
 
 class Curiosity(LearnedSignal):
-    """Pays for prediction errors: ½ ‖φ(s') − f(φ(s), a)‖², at most 1 / strength, and nothing before the first update.
+    """Rewards prediction errors: ½ ‖φ(s') − f(φ(s), a)‖², at most 1 / strength, and 0 before the first update.
 
-    φ learns what actions influence, by predicting actions from what they change (the inverse model), and what is predictable.
+    φ learns what actions influence, by predicting actions from their effects (the inverse model), and what is predictable.
     Loss: 10 · (0.2 · L_forward + 0.8 · L_inverse).
 
     Args:
-        spaces: of the environment.
-        actions: returns the policy's distribution, once there is one.
-        learning_rate: of Adam.
+        spaces: spaces of the environment.
+        actions: returns the policy's distribution, after it is built.
+        learning_rate: learning rate of Adam.
         encoding_size: width of φ.
-        encoder: for images, as the algorithm's.
-        normalize: running statistics of observations.
+        encoder: image encoder, as for the algorithm.
+        normalize: normalize observations by running statistics.
         gamma, strength, ignore_done: see `RewardSignal`.
     """
 
@@ -86,18 +86,18 @@ class Curiosity(LearnedSignal):
 
 
 class RND(LearnedSignal):
-    """Pays for observations that a network has not yet learned to encode like a fixed random one: the mean of (f̂(s') − f(s'))².
+    """Rewards novel observations, for which a network f̂ does not predict the output of a fixed random network f: mean (f̂(s') − f(s'))².
 
-    Observations are normalized by running statistics, and rewards divided by the running deviation of their discounted return, as in the
-    paper; both can be switched off.
+    Observations are normalized by running statistics, and rewards are divided by the running standard deviation of their discounted
+    return, as in the paper; both can be turned off.
 
     Args:
-        spaces: of the environment.
-        learning_rate: of Adam.
-        encoding_size: width of the codes.
-        encoder: for images, as the algorithm's.
-        normalize: running statistics of observations.
-        normalize_reward: divide rewards by the running deviation of the return of this stream.
+        spaces: spaces of the environment.
+        learning_rate: learning rate of Adam.
+        encoding_size: width of the outputs of both networks.
+        encoder: image encoder, as for the algorithm.
+        normalize: normalize observations by running statistics.
+        normalize_reward: divide rewards by the running standard deviation of the return of this stream.
         gamma, strength, ignore_done: see `RewardSignal`.
     """
 

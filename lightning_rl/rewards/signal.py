@@ -1,4 +1,4 @@
-"""Reward signals: their contract, the running scale of returns, and the environment's own reward."""
+"""Reward signals: the interface, the running scale of returns, and the environment's reward."""
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,13 @@ class RewardSignal(nn.Module):
     """A stream of rewards with its own discount, value head and weight, as in ML-Agents.
 
     Args:
-        gamma: discount of this stream.
-        strength: factor on its rewards; 0 keeps the value head and pays nothing.
-        ignore_done: whether the value of what follows counts beyond a termination too, so that surviving is no reward in itself.
+        gamma: discount factor of this stream.
+        strength: factor on its rewards; 0 keeps the value head, with rewards of 0.
+        ignore_done: bootstrap from the next value at terminations too, so that survival is not rewarded in itself.
     """
 
     sees = True
-    """Whether it looks at more than the environment's reward."""
+    """Whether it needs more than the environment's reward."""
 
     def __init__(self, gamma: float = 0.99, strength: float = 1.0, ignore_done: bool = False) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class RewardSignal(nn.Module):
         check_flag(f"reward_signals.{name}.ignore_done", ignore_done)
         self.gamma, self.strength, self.ignore_done = gamma, strength, ignore_done
         self.returns: ReturnScale | None = None
-        """What divides its rewards by the scale of their returns, if anything does."""
+        """Divides its rewards by the scale of their returns; None: no scaling."""
 
     @torch.no_grad()
     def forward(self, experience: Experience) -> Tensor:
-        """Return the stream's rewards `[...]`, strength included."""
+        """Return the stream's rewards `[...]`, multiplied by `strength`."""
         return self.reward(experience) * self.strength
 
     def reward(self, experience: Experience) -> Tensor:
@@ -44,15 +44,15 @@ class RewardSignal(nn.Module):
         raise NotImplementedError
 
     def gather(self, rollout: Rollout) -> None:
-        """Merge a rollout `[T, N]` into running statistics; called once for each."""
+        """Merge a rollout `[T, N]` into running statistics; called once per rollout."""
 
     def begin_episodes(self) -> None:
-        """Abandon the current episodes: all environments have begun new ones."""
+        """Forget the current episodes: all environments have started new ones."""
         if self.returns is not None:
             self.returns.begin_episodes()
 
     def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss over steps `[B]`, and metrics by their names; only called where there is an optimizer."""
+        """Return the loss over steps `[B]`, and metrics by name; only called if there is an optimizer."""
         raise NotImplementedError
 
     def configure_optimizer(self) -> Optimizer | None:
@@ -60,7 +60,7 @@ class RewardSignal(nn.Module):
         return None
 
     def get_state(self) -> State:
-        """Return what belongs to the environments of this rank; statistics and networks are in the weights."""
+        """Return the state of this rank's environments; statistics and networks are in the weights."""
         return {} if self.returns is None else self.returns.get_state()
 
     def set_state(self, state: State) -> None:
@@ -70,7 +70,7 @@ class RewardSignal(nn.Module):
 
 
 class LearnedSignal(RewardSignal):
-    """A signal of networks which learn during the run, by Adam; `normalize`: by running statistics of observations."""
+    """A signal with networks that are trained by Adam during the run; `normalize`: normalize observations by running statistics."""
 
     def __init__(
         self, spaces: Spaces, gamma: float, strength: float, ignore_done: bool, learning_rate: float, encoding_size: int, normalize: bool
@@ -88,9 +88,9 @@ class LearnedSignal(RewardSignal):
 
 
 class ReturnScale(nn.Module):
-    """Divides rewards by the running √(var + 1e-8) of the discounted return of each environment, and cuts them to [-10, 10].
+    """Divides rewards by √(var + 1e-8), with the running variance of the environments' discounted returns, and clips them to [-10, 10].
 
-    An approximation where actors' rollouts come as they may: a column, another copy in each batch, goes on from the last one's return.
+    With actors this is an approximation: a column of a batch may be another environment each time, but continues the last one's return.
     """
 
     def __init__(self, gamma: float) -> None:
@@ -104,19 +104,19 @@ class ReturnScale(nn.Module):
         return (reward * scale).clamp(-10.0, 10.0)
 
     def gather(self, reward: Tensor, rollout: Rollout) -> None:
-        """Merge the discounted returns so far of rewards `[T, N]`."""
+        """Merge the discounted returns of rewards `[T, N]` up to each step."""
         if self.running.shape != reward[0].shape:  # the first rollout of a run
             self.running = torch.zeros_like(reward[0])
         self.running = self.running.to(reward.device)  # a checkpoint's is on the CPU
         carry, start = ~(rollout.terminated | rollout.truncated), rollout.episode_start
-        carry[:-1] &= ~start[1:]  # an episode that was abandoned leaves nothing to the next one
+        carry[:-1] &= ~start[1:]  # an abandoned episode does not carry over to the next one
         reward = reward * rollout.valid
         returns = discounted_sum(reward, self.gamma * carry, self.running * ~start[0])
         self.running = returns[-1] * self.gamma * carry[-1]
         self.statistics.update(returns[rollout.valid])
 
     def begin_episodes(self) -> None:
-        """Abandon the current returns."""
+        """Forget the current returns."""
         self.running = torch.zeros(0, device=self.running.device)
 
     def get_state(self) -> State:
@@ -127,15 +127,15 @@ class ReturnScale(nn.Module):
 
 
 class Extrinsic(RewardSignal):
-    """What the environment pays, clipped and scaled for learning; logged returns stay the environment's.
+    """The environment's reward, clipped and scaled for learning; logged returns are the environment's own.
 
-    With `normalize`, rewards are divided by √(var + 1e-8) of the discounted return so far, not centred, and cut to [-10, 10], as
-    Stable-Baselines3's VecNormalize and gymnasium's NormalizeReward do (Engstrom et al. 2020).
+    With `normalize`, rewards are divided by √(var + 1e-8) of the running discounted return, without centering, and clipped to [-10, 10], as
+    in Stable-Baselines3's VecNormalize and gymnasium's NormalizeReward (Engstrom et al. 2020).
 
     Args:
-        gamma: discount of this stream.
+        gamma: discount factor of this stream.
         scale: factor on the reward, before it is normalized.
-        clip: cut rewards to [-clip, clip] before anything else; None leaves them.
+        clip: clip rewards to [-clip, clip] before anything else; None: no clipping.
         normalize: divide by the running standard deviation of the discounted return.
         strength, ignore_done: see `RewardSignal`.
     """
