@@ -19,23 +19,23 @@ from lightning_rl.types import Rollout
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class A2C(ActorCriticFields, Algorithm):
-    """Collect a few steps from each environment, then one gradient step on all of them.
+    """Collect a few steps from each environment, then make one gradient step on all of them.
 
-    Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/explained_variance` (of the returns
-    by the values), and for each part of a Dict or Tuple action, named by its path such as `arm.gripper`, `train/entropy/<part>` and
+    Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (negative entropy), `train/explained_variance` (of the returns
+    by the values). For each part of a Dict or Tuple action, named by its path such as `arm.gripper`, also `train/entropy/<part>` and
     `train/log_prob/<part>`.
     """
 
     learning_rate: ScheduleSetting = 7e-4
     """Step size of the optimizer."""
     n_steps: Annotated[int, Range(1)] = 5
-    """Steps of each environment in a rollout."""
+    """Steps per environment in a rollout."""
     gae_lambda: Annotated[float, Range(0, 1)] = 1.0
-    """λ of the generalised advantage estimate; 1 gives n-step returns."""
+    """λ of generalized advantage estimation; 1 gives n-step returns."""
     normalize_advantage: bool = False
-    """Zero mean and unit variance over a rollout."""
+    """Normalize advantages to zero mean and unit variance over a rollout."""
     use_rms_prop: bool = True
-    """RMSprop as in the paper, else Adam."""
+    """Use RMSprop, as in the paper; otherwise Adam."""
     rms_prop_eps: Annotated[float, Range(0, open_low=True)] = 1e-5
     """ε of RMSprop, added outside its square root."""
 
@@ -66,7 +66,7 @@ class A2C(ActorCriticFields, Algorithm):
             end_burn_in(self, optimizer)
 
     def loss(self, batch: Batch, ent_coef: float, policy_learns: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, all in one step), and metrics."""
+        """Return L = −log π(a|s) A + vf_coef · (R − V)² − ent_coef · H (alg. S3, in a single step), and metrics."""
         log_prob, entropy, z = self.network.evaluate(batch.obs, batch.action, batch.memory, batch.episode_start, batch.action_mask)
         policy_loss = losses.mean(losses.policy_gradient(log_prob.sum(-1), batch.advantage), batch.weight)
         value_loss = losses.mean(self.network.value_head.loss(z, batch.returns), batch.weight)

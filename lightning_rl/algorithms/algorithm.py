@@ -1,4 +1,4 @@
-"""The base of every algorithm: settings, networks and experience; `training/learning.py` holds its updates, `training/run.py` its run."""
+"""Base class of all algorithms: settings, networks and experience. Updates are in `training/learning.py`, the run in `training/run.py`."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,70 +37,70 @@ from lightning_rl.training.side_learners import CloningConfig, SignalLearner, ma
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {"count", "counted", "length", "updates", "env_steps", "episodes", "began_at", "generator", "noise", "seed", "guard", "recorded"}
-"""What a run keeps for itself: a setting or an attribute of that name would stand in its place."""
+"""Names that a run uses itself: a setting or attribute with one of these names would shadow it."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Algorithm(LearningRun):
-    """A reinforcement-learning algorithm: which networks, which experience, which loss.
+    """A reinforcement-learning algorithm: its networks, experience and loss.
 
     Subclasses build `self.network` in `__post_init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`. A
-    setting that follows a schedule, such as `learning_rate`, has its value for the current iteration.
+    setting that follows a schedule, such as `learning_rate`, holds the value of the current iteration.
 
     Metrics: `rollout/ep_rew_mean` and `rollout/ep_len_mean` over the last 100 episodes, `time/fps` (environment steps per second since
-    the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, and norms of gradients before clipping.
+    the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, and gradient norms before clipping.
     """
 
     env: EnvConfig = field(kw_only=False)
-    """The environment: settings or, from Python, an id, a ready vector environment, or a function that builds one environment."""
+    """The environment: settings or, in Python, an id, a ready vector environment, or a function that builds one environment."""
     max_env_steps: Annotated[int, Range(1)] = 1_000_000
-    """Environment steps of the run, all ranks together."""
+    """Environment steps of the run, summed over all ranks."""
     learning_rate: ScheduleSetting = 3e-4
     """Step size of the optimizer."""
     gamma: Annotated[float, Range(0, 1)] = 0.99
-    """Discount of the environment's reward."""
+    """Discount factor of the environment's reward."""
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 0.5
-    """Cut gradients to this Euclidean norm, or null."""
+    """Clip gradients to this Euclidean norm; null: no clipping."""
     net_arch: list[int] | None = None
     """Widths of hidden layers; null: [64, 64], SAC and TD3 [256, 256]."""
     activation: str = "tanh"
-    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
+    """Activation of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     encoder: str = "auto"
-    """For images: auto, mlp, simple, nature_cnn, resnet, match3 or fully_connected; or a class of your own, see docs/your_own.md."""
+    """Image encoder: auto, mlp, simple, nature_cnn, resnet, match3 or fully_connected; or your own class, see docs/your_own.md."""
     encoder_features: int = 512
-    """Width of an encoding."""
+    """Output width of the image encoder."""
     entities: list[str] | None = None
-    """Observations `Box(max_n, features)` that are sets of entities, by paths such as `robot.arm`; zeros are padding."""
+    """Observations `Box(max_n, features)` that are sets of entities, by paths such as `robot.arm`; rows of zeros are padding."""
     goals: list[str] | None = None
-    """Observations of the goal, by name, which generate the weights of the last hidden layer."""
+    """Names of goal observations, which generate the weights of the last hidden layer."""
     normalize_obs: str = "off"
-    """`running` statistics, `frozen` ones of random steps, or `off`."""
+    """Normalize observations by `running` statistics, by `frozen` statistics of random steps, or not at all (`off`)."""
     normalize_obs_steps: Annotated[int, Range(1)] = 10_000
-    """Random steps for `frozen`; they count."""
+    """Random steps for `frozen`; they count as environment steps."""
     normalize_reward: bool = False
-    """Divide rewards by the running deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return."""
     clip_reward: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut rewards to this size; null leaves them."""
+    """Clip rewards to ± this value; null: no clipping."""
     reward_scale: Annotated[float, Range(-1e9, 1e9)] = 1.0
     """Factor on rewards."""
     reward_signals: SignalSettings = field(default_factory=dict)  # a class attribute would hide the module
-    """Settings of extrinsic (the environment's reward), curiosity, rnd, gail by name; null leaves one out."""
+    """Settings of reward signals by name: extrinsic (the environment's reward), curiosity, rnd, gail; null removes one."""
     reward_signal_steps_per_update: Annotated[float, Range(0, open_low=True)] | None = None
-    """Environment steps for an update of signals that learn; null: with each update."""
+    """Environment steps per update of learned reward signals; null: one with each update of the algorithm."""
     behavioral_cloning: CloningConfig | None = None
-    """Gradient steps of the policy towards demonstrations too."""
+    """Also train the policy to imitate demonstrations."""
     self_play: SelfPlayConfig | None = None
     """Play a game against past selves; null: against the newest weights."""
     memory: Memory | None = None
-    """LSTM or GRU; null remembers nothing."""
+    """Recurrent memory: LSTM or GRU; null: none."""
     log_interval: Annotated[int, Range(0, open_low=True)] | None = None
-    """Environment steps between rows; null: 1 % of the run."""
+    """Environment steps between rows of metrics; null: 1 % of the run."""
     on_nan: Literal["raise", "skip_update", "restore_last"] = "raise"
-    """What to do about NaN or infinity, see `nan_policy.py`."""
+    """What to do about NaN or infinity; see `nan_policy.py`."""
     compile: bool | Literal["auto"] = "auto"  # type: ignore[assignment]
-    """Compile losses (`auto`: in long runs), and record steps of environments on a GPU."""
+    """Compile losses (`auto`: in long runs), and record steps of environments on a GPU as CUDA graphs."""
     spaces: Spaces = None  # type: ignore[assignment]
-    """Observation and action space, and whether the environment masks actions; null: probed from one environment."""
+    """Observation and action space, and whether the environment masks actions; null: read from one environment."""
 
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     """The methods that `compile` compiles, in the order of the optimizers that step on them."""
@@ -117,8 +117,8 @@ class Algorithm(LearningRun):
         super().__init_subclass__(**kwargs)
         for name in RESERVED & (vars(cls).keys() | vars(cls).get("__annotations__", {}).keys()):
             if not isinstance(vars(cls).get(name), property):
-                raise SettingError(f"{cls.__name__}.{name}: every run has a {name} of its own; choose another name")
-        for name in ("__eq__", "__hash__", "__repr__"):  # those of a module, also where a user's dataclass would replace them
+                raise SettingError(f"{cls.__name__}.{name}: every run already has a {name}; choose another name")
+        for name in ("__eq__", "__hash__", "__repr__"):  # keep those of a module, even if a user's dataclass would replace them
             if name not in vars(cls):
                 setattr(cls, name, getattr(cls, name))
         if "__init__" in vars(cls):
@@ -133,7 +133,7 @@ class Algorithm(LearningRun):
             raise SettingError(f"compile must be auto, true or false, got {self.compile!r}")
         if self.compile is True and self.memory is not None:
             raise SettingError(
-                "compile does not go with memory: its sequences are cut where episodes begin, each time elsewhere; leave one out"
+                "compile does not support memory: its sequences are split at episode starts, so shapes change; remove one of them"
             )
         self.env = None if self.env is None and self.spaces is not None else as_config(self.env)  # type: ignore[assignment]
         joint = getattr(self, "critic_obs", None)
@@ -150,11 +150,11 @@ class Algorithm(LearningRun):
         built = {"env": self.env, "memory": self.memory}
         self.save_hyperparameters(plain({name: built.get(name, value) for name, value in settings.items()}))
         self.target_update: TargetNetworkUpdate | None = None
-        """How target networks follow, if there are any."""
+        """The update of target networks, if there are any."""
         self._make_signals()
 
     def _make_signals(self) -> None:
-        """Build the reward signals, and what learns in addition to the algorithm."""
+        """Build the reward signals and the side learners."""
         extrinsic = {"gamma": self.gamma, "scale": self.reward_scale, "clip": self.clip_reward, "normalize": self.normalize_reward}
         signals = make_signals(self.reward_signals, extrinsic, self.spaces, lambda: self.network.distribution)
         self.reward_signals = torch.nn.ModuleDict(signals)
@@ -180,12 +180,12 @@ class Algorithm(LearningRun):
 
     @property
     def critic_settings(self) -> dict[str, Any]:
-        """Return the settings of a critic, which is given normalized observations."""
+        """Return the settings of a critic, whose observations are normalized already."""
         settings = {name: value for name, value in self.network_settings.items() if name != "normalize_obs"}
         return {**settings, "streams": len(self.reward_signals)}
 
     def save_hyperparameters(self, *args: object, frame: FrameType | None = None, **kwargs: object) -> None:
-        """Save more than the settings, which are saved in any case, also those of a subclass; as Lightning does, but as plain data."""
+        """Save hyperparameters as Lightning does, but as plain data. All settings, also of a subclass, are saved anyway."""
         more = [each for each in args if not (isinstance(each, str) and each in self.hparams)]
         if more:
             super().save_hyperparameters(*more, frame=frame or currentframe().f_back, **kwargs)  # type: ignore[arg-type, union-attr]
@@ -193,14 +193,14 @@ class Algorithm(LearningRun):
 
     @torch.no_grad()
     def forward(self, obs: Tree, action_mask: Tree = ()) -> Tree:
-        """Return the deterministic actions of the environment, as arrays, for observations `[N, ...]` as it returns them.
+        """Return deterministic actions, as the environment takes them, for observations `[N, ...]` as the environment returns them.
 
-        A policy with a memory acts as at the beginning of an episode; `lightning_rl.Policy` remembers.
+        A policy with memory acts as at the start of an episode; use `lightning_rl.Policy` to carry the memory along.
         """
         obs = add_hidden(self.spaces.observation, obs, getattr(self.network, "critic_obs", ()))
         if not is_batch_of(self.spaces.observation, obs):
             space = describe_space(self.spaces.observation)
-            raise SettingError(f"observations must be a batch, [N, ...] of {space}; of one give obs[None], or use lightning_rl.load_policy")
+            raise SettingError(f"observations must be a batch, [N, ...] of {space}; pass obs[None], or use lightning_rl.load_policy")
         rows = as_rows(self.spaces.observation, tree_to_numpy(obs))
         num = len(tree_leaves(rows)[0])
         start = torch.ones(num, dtype=torch.bool, device=self.device)
@@ -212,14 +212,14 @@ class Algorithm(LearningRun):
     # ---------------------------------------------------------------- experience
 
     def collect(self, n_steps: int, log_probs: bool = True, actors: ActorsConfig | None = None) -> RolloutDataset:
-        """Return on-policy experience: rollouts of `n_steps` steps of each environment, with the newest weights or those of actors."""
+        """Return on-policy experience: rollouts of `n_steps` steps per environment, by the newest policy or by actors."""
         return rollouts(self, n_steps, log_probs, actors)
 
     def replay_experience(self, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
-        """Return off-policy experience: iterations of acting and learning in turn, from a buffer; an actor may act meanwhile."""
+        """Return off-policy experience: iterations that alternate acting and learning from a buffer, or act concurrently with actors."""
         return replay(self, settings, config, actors)
 
-    # ---------------------------------------------------------------- what its run asks
+    # ---------------------------------------------------------------- called by the run
 
     @property
     def length(self) -> int:
@@ -235,20 +235,20 @@ class Algorithm(LearningRun):
 
     @property
     def planned_updates(self) -> int:
-        """Return how many updates the run will make, by its settings; 0 where that is not known."""
+        """Return the number of updates that the run will make according to its settings; 0 if unknown."""
         return 0
 
     @cached_property
     def curriculum(self) -> list[Curriculum]:
-        """The lessons of its environments, which another `fit` continues."""
+        """The curriculum of its environments, which the next `fit` continues."""
         return make_curriculum(self.env) if self.counter == "env_steps" else []
 
     def make_opponent(self, name: str, num_rows: int) -> Opponent:
-        """Return the opponent of a name, for rows of its game, see `training/behaviors.py`."""
+        """Return an opponent by name for `num_rows` rows of the game; see `training/behaviors.py`."""
         if not self.spaces.agents:
-            raise SettingError(f"opponent {name}: this is no game, so there are no seats for others; leave it out")
+            raise SettingError(f"opponent {name}: this environment has no seats for opponents; leave it out")
         if not (self.behavior or self.spaces.one_learns or self.spaces.teams):
-            raise SettingError(f"opponent {name}: all agents of this environment learn, and nobody plays against them; add self_play")
+            raise SettingError(f"opponent {name}: all agents of this environment learn, so there are no seats for it; add self_play")
         return make_opponent(name, self.spaces, num_rows)
 
     def learning_callbacks(self) -> list[pl.Callback]:

@@ -1,4 +1,4 @@
-"""Augmented Random Search (Mania et al. 2018, https://arxiv.org/abs/1803.07055): evolution strategies with the best directions alone."""
+"""Augmented Random Search (Mania et al. 2018, https://arxiv.org/abs/1803.07055): evolution strategies with the best directions only."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,9 +10,9 @@ from lightning_rl.training.arguments import Range
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ARS(EvolutionStrategies):
-    """Move a linear policy along the better of random directions, in steps divided by the deviation of their returns (ARS V2-t, alg. 2).
+    """Move a linear policy along the best random directions, in steps divided by the deviation of their returns (ARS V2-t, alg. 2).
 
-    Only defaults differ from `EvolutionStrategies`, whose lines run: θ ← θ + α / (b σ_R) Σ (R⁺ − R⁻) δ over the b best of N directions,
+    Only the defaults differ from `EvolutionStrategies`: θ ← θ + α / (b σ_R) Σ (R⁺ − R⁻) δ over the b best of N directions, with
     observations normalized by the running statistics of all episodes.
 
     Metrics: those of `EvolutionStrategies`.
@@ -23,23 +23,23 @@ class ARS(EvolutionStrategies):
     net_arch: list[int] | None = None
     """Widths of hidden layers; null: none, a linear policy."""
     normalize_obs: str = "running"
-    """`running` statistics (V2), `frozen` ones of random steps, or `off` (V1)."""
+    """Normalize observations by `running` statistics (V2), by `frozen` statistics of random steps, or not at all (`off`, V1)."""
     normalize_obs_share: Annotated[float, Range(0, 1, open_low=True)] = 1.0
-    """The share of a generation's jobs from which `normalize_obs: running` takes its statistics."""
+    """Fraction of a generation's jobs whose observations update the statistics of `normalize_obs: running`."""
     episodes_per_generation: Annotated[int, Range(2)] = 16
-    """2 N, two of each direction."""
+    """2 N: two episodes per direction."""
     sigma: ScheduleSetting = 0.05
-    """ν, how far weights are moved."""
+    """ν, standard deviation of the weight perturbations."""
     shaping: Literal["centred_ranks", "centred_sign_ranks", "z_scores", "signs", "raw"] = "z_scores"
-    """What an episode is worth; `z_scores` are returns over their deviation σ_R."""
+    """Fitness of an episode; `z_scores` are returns divided by their standard deviation σ_R."""
     l2: Annotated[float, Range(0)] = 0.0
-    """Pull of the weights towards 0."""
+    """Coefficient of the L2 penalty on the weights."""
     optimizer: Literal["adam", "sgd"] = "sgd"
     """`adam`, or `sgd` with momentum."""
     momentum: Annotated[float, Range(0, 0.999)] = 0.0
-    """Of sgd, a running mean of gradients."""
+    """Momentum of sgd, whose steps follow a running mean of gradients."""
     zero_policy: bool = True
-    """Begin with weights of 0 in the last layer."""
+    """Initialize the weights of the last layer to 0."""
 
     def __post_init__(self) -> None:
         self.net_arch = [] if self.net_arch is None else self.net_arch

@@ -21,16 +21,16 @@ from lightning_rl.types import Transition, Tree
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AWAC(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dataset` is also the experience
-    """Value the policy by critics, and make likely what the data did better than it.
+    """Learn critics of the policy, and make actions more likely that did better than the policy.
 
-    All action spaces: critics get choices one-hot. The dataset alone is learned from; with `online` the environment's steps too.
+    Supports all action spaces: critics get choices one-hot. Learns from the dataset only; with `online`, also from the environment's steps.
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/q_value`, `train/advantage`, `train/epochs` (how often all transitions were
-    learned from), and norms of gradients before clipping.
+    learned from), and gradient norms before clipping.
     """
 
     beta: Annotated[float, Range(0)] = 1.0
-    """1/λ. Weight of an action in the policy's loss: exp(beta · advantage). 0 clones the data."""
+    """1/λ. The weight of an action in the policy's loss is exp(beta · advantage). 0 clones the data."""
     max_weight: Annotated[float, Range(0, open_low=True)] = 100.0
     """The greatest such weight."""
     log_std_init: Annotated[float, Range(-20, 2)] = 0.0
@@ -67,7 +67,7 @@ class AWAC(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `da
 
     @torch.no_grad()
     def draw(self, batch: Transition, obs: Tree, mask: Tree) -> Tensor:
-        """Draw an action of the policy for each row, as critics get them, `[B, A]`."""
+        """Sample an action of the policy for each row, in the form for critics, `[B, A]`."""
         distribution = self.network.distribution
         x = self.network(obs, batch.memory, batch.episode_start)
         return distribution.features(distribution.sample(x, mask, self.noise))

@@ -1,4 +1,4 @@
-"""Behavioural cloning: learning to act from demonstrations, by supervision (Pomerleau 1989, ALVINN)."""
+"""Behavioral cloning: supervised learning of a policy from demonstrations (Pomerleau 1989, ALVINN)."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,30 +25,30 @@ from lightning_rl.training.side_learners import imitate
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Imitation(NoRewardFields, Algorithm):
-    """A policy that is shown what to do, and the loss of doing something else: of `BehavioralCloning` and `DAgger`.
+    """The policy and the imitation loss that `BehavioralCloning` and `DAgger` share.
 
-    The network is that of PPO and A2C, so that they can begin with it (`--init_from`); its value function does not learn here.
+    The network is the same as for PPO and A2C, which can start from its weights (`--init_from`); its value function is not trained here.
 
-    Metrics: `train/loss`, `train/entropy`, of choices `train/accuracy` (the most likely one is the demonstrated one) and
-    `train/action_rank` (choices more likely than that, 0 is best), with more than 10 of them `train/top_5_accuracy`, with more than 20
-    `train/top_10_accuracy`, of Box actions `train/mean_abs_deviation` (of the mean, in the environment's units), for each part of a Dict or
-    Tuple action `train/loss/<part>`.
+    Metrics: `train/loss`, `train/entropy`. For choices `train/accuracy` (the most likely one is the demonstrated one) and
+    `train/action_rank` (number of choices more likely than that, 0 is best), with more than 10 choices `train/top_5_accuracy`, and with
+    more than 20 `train/top_10_accuracy`. For Box actions `train/mean_abs_deviation` (of the mean, in the environment's units). For each
+    part of a Dict or Tuple action `train/loss/<part>`.
     """
 
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut gradients to this Euclidean norm; null leaves them."""
+    """Clip gradients to this Euclidean norm; null: no clipping."""
     loss: Literal["nll", "mse"] = "nll"
-    """Of Box actions: `nll`, −log π(a|s), or `mse`, the squared error of the mean, which leaves σ; choices have cross-entropy."""
+    """Loss of Box actions: `nll`, −log π(a|s), or `mse`, squared error of the mean, which does not train σ. Choices use cross-entropy."""
     label_smoothing: Annotated[float, Range(0, 1)] = 0.0
-    """Share of a demonstrated choice's probability that is spread evenly over all legal choices."""
+    """Fraction of a demonstrated choice's probability that is spread evenly over all legal choices."""
     ent_coef: ScheduleSetting = 0.0
     """Weight of the entropy bonus."""
     share_encoder: bool | None = None
-    """Policy and value share encoder and memory; null: if without memory."""
+    """Share encoder and memory between policy and value; null: yes, unless there is a memory."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
-    """For Box actions, `clipped_normal` or `tanh_normal`."""
+    """Distribution of Box actions: `clipped_normal` or `tanh_normal`."""
     log_std_init: float = 0.0
-    """First log σ of Box actions."""
+    """Initial log σ of Box actions."""
 
     gamma: float = field(init=False, default=0.0)
     self_play: SelfPlayConfig | None = field(init=False, default=None)
@@ -70,7 +70,7 @@ class Imitation(NoRewardFields, Algorithm):
         self.end_update(batch)
 
     def imitation_loss(self, batch: DemonstrationBatch, ent_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return L = Σ over parts of −log π(a|s), or (μ − a)² of Box, − ent_coef · H, the mean over rows, and metrics."""
+        """Return L = Σ over parts of −log π(a|s), or (μ − a)² for Box, − ent_coef · H, averaged over rows, and metrics."""
         x, _ = self.network.policy(batch.obs, (), batch.episode_start)
         distribution = self.network.distribution
         cost, near = imitate(distribution, x, batch.action, batch.action_mask, self.loss, self.label_smoothing)
@@ -86,32 +86,33 @@ class Imitation(NoRewardFields, Algorithm):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BehavioralCloning(Imitation):
-    """Make what demonstrations did likely. The environment is only for evaluation; a run counts updates.
+    """Maximize the likelihood of demonstrated actions. The environment is only used for evaluation; a run counts updates.
 
-    Each evaluation also judges the demonstrations that are held back.
+    Each evaluation also computes the loss on the demonstrations held out for validation.
 
-    Metrics: `train/loss`, `train/entropy`, of choices `train/accuracy` (the most likely one is the demonstrated one) and
-    `train/action_rank` (choices more likely than that, 0 is best), with more than 10 of them `train/top_5_accuracy`, with more than 20
-    `train/top_10_accuracy`, of Box actions `train/mean_abs_deviation` (of the mean, in the environment's units), `train/epochs`, for each
-    part of a Dict or Tuple action `train/loss/<part>`, and with each evaluation the first ones as `val/…`. `time/fps` counts updates.
+    Metrics: `train/loss`, `train/entropy`. For choices `train/accuracy` (the most likely one is the demonstrated one) and
+    `train/action_rank` (number of choices more likely than that, 0 is best), with more than 10 choices `train/top_5_accuracy`, and with
+    more than 20 `train/top_10_accuracy`. For Box actions `train/mean_abs_deviation` (of the mean, in the environment's units). For each
+    part of a Dict or Tuple action `train/loss/<part>`. With each evaluation, the same metrics of held-out demonstrations as `val/…`.
+    `train/epochs` counts passes over the demonstrations; `time/fps` counts updates.
     """
 
-    dataset: str  # type: ignore[assignment]  # and the demonstrations themselves while a run lasts
-    """Demonstrations by their name, such as `cartpole/expert-v0`; from Python also a list of them."""
+    dataset: str  # type: ignore[assignment]  # during a run, the demonstrations themselves
+    """Name of the demonstrations, such as `cartpole/expert-v0`; in Python also a list of demonstrations."""
     max_updates: Annotated[int, Range(1, 2**53)] = 10_000
-    """Length of the run in gradient steps; schedules, rows, evaluations and checkpoints go by them."""
+    """Length of the run in gradient steps; schedules, rows of metrics, evaluations and checkpoints follow this count."""
     batch_size: int = 100
-    """Rows of a minibatch, with a memory in sequences of its sequence_length; all where there are fewer."""
+    """Rows of a minibatch, or all if there are fewer; with a memory, they form sequences of its sequence_length."""
     updates_per_iteration: int = 50
-    """Gradient steps between two looks at whether to log, evaluate, save or stop."""
+    """Gradient steps per iteration, after which the run may log, evaluate, save or stop."""
     learning_rate: ScheduleSetting = 1e-3
     """Step size of the optimizer."""
     validation_fraction: float = 0.2
-    """The most of all steps that is held back for validation, in whole episodes."""
+    """Maximum fraction of all steps that is held out for validation, in whole episodes."""
     split_seed: int = 0
-    """Of the draw of these episodes."""
+    """Seed of the choice of these episodes."""
     normalize_obs: str = "off"
-    """By the statistics of what is learned from: `running` and `frozen` alike; or `off`."""
+    """Normalize observations by the statistics of the training demonstrations (`running` and `frozen` are the same here), or `off`."""
 
     max_env_steps: int = field(init=False)
     normalize_obs_steps: int = field(init=False, default=1)
@@ -148,7 +149,7 @@ class BehavioralCloning(Imitation):
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Return the metrics of demonstrations that are held back, as `val/<name>`."""
+        """Return the metrics of held-out demonstrations, as `val/<name>`."""
         total: dict[str, float] = defaultdict(float)
         data: Any = self.dataset
         for count, batch in data.validation():

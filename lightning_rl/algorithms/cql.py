@@ -1,4 +1,4 @@
-"""Conservative Q-Learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779): SAC offline, with pessimistic critics."""
+"""Conservative Q-Learning (Kumar et al. 2020, https://arxiv.org/abs/2006.04779): offline SAC with pessimistic critics."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,25 +18,25 @@ from lightning_rl.types import Transition, Tree, tree_map
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the experience
-    """Lower Q of actions drawn at random and from the policy, raise Q of those in the data. Box actions alone.
+    """Lower Q of random actions and of the policy's actions, and raise Q of actions in the data. Box actions only.
 
-    The dataset alone is learned from; with `online` the environment's steps too.
+    Learns from the dataset only; with `online`, also from the environment's steps.
 
-    Metrics: those of `SAC`, and `train/conservative_gap` (log ∫ exp Q less Q of the data, for each critic), `train/epochs` (how often all
-    transitions were learned from).
+    Metrics: those of `SAC`, `train/conservative_gap` (log ∫ exp Q minus Q of the data, for each critic), and `train/epochs` (passes over
+    all transitions).
     """
 
     cql_alpha: Annotated[float, Range(0)] = 5.0
-    """Weight of the gap beside the squared error; 0 is SAC."""
+    """Weight of the conservative gap, added to the squared error; 0 gives SAC."""
     cql_actions: Annotated[int, Range(1)] = 10
-    """How many actions of each kind estimate the integral: random ones, of the policy at s, and of the policy at s'."""
+    """Number of actions of each kind that estimate the integral: random ones, the policy's at s, and the policy's at s'."""
     backup_entropy: bool = False
-    """Targets hold the policy's entropy, as SAC's do."""
+    """Include the policy's entropy in targets, as SAC does."""
     value_network: bool = field(init=False, default=False)
     threaded: bool = field(init=False, default=False)
     n_quantiles: int | None = field(init=False, default=None)
     drop_quantiles: int = field(init=False, default=0)
-    memory: Memory | None = field(init=False, default=None)  # the drawn actions of a sequence's slots would need its features apart
+    memory: Memory | None = field(init=False, default=None)  # sampled actions in a sequence's slots would need its features separately
 
     losses = ("conservative_loss", "actor_loss", "temperature_loss")
 
@@ -47,7 +47,7 @@ class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the ex
     def critic_loss(
         self, batch: Transition, obs: Tree, next_noise: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return ½ [(Q(s, a) − y)² + α (log ∫ exp Q(s, ·) − Q(s, a))], y = r + γ min Q̄(s', a') (eq. 4, both twice as in its code).
+        """Return ½ [(Q(s, a) − y)² + α (log ∫ exp Q(s, ·) − Q(s, a))], y = r + γ min Q̄(s', a') (eq. 4; half the authors' code).
 
         Also return the error of each row `[B]`, and metrics.
         """
@@ -61,7 +61,7 @@ class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the ex
         return self.conservative_loss(batch, obs, target, actions, log_prob)
 
     def next_value(self, batch: Transition, noise: Tensor) -> Tensor:
-        """Return min Q̄(s', a') of an action of the policy, with `backup_entropy` V(s') as of `SAC`, `[1, B, S]`."""
+        """Return min Q̄(s', a') for an action of the policy, or V(s') as in `SAC` with `backup_entropy`, `[1, B, S]`."""
         if self.backup_entropy:
             return super().next_value(batch, noise)
         next_obs = self.network.normalizer(batch.next_obs)
@@ -69,7 +69,7 @@ class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the ex
         return self.critic.estimate.target(self.target(next_obs, policy.action)[:, :, 0])
 
     def draws(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Draw K actions of the policy at each observation, `[K, B, A]`, with their log-probabilities `[K, B]`."""
+        """Sample K actions of the policy for each observation, `[K, B, A]`, with their log-probabilities `[K, B]`."""
         x = self.network(obs)
         x = x.expand(self.cql_actions, *x.shape).flatten(0, 1)
         policy = self.actions.evaluate(x, self.actions.noise(len(x), self.noise))
@@ -79,7 +79,7 @@ class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the ex
     def conservative_loss(
         self, batch: Transition, obs: Tree, target: Tensor, actions: Tensor, log_prob: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return `critic_loss` for targets `[1, B, S]` and drawn actions `[3 K, B, A]`, summed over the streams where it weighs actions."""
+        """Return `critic_loss` for targets `[1, B, S]` and sampled actions `[3 K, B, A]`; the gap uses Q summed over reward streams."""
         q = self.critic(obs, batch.action)[:, :, 0]
         repeated = tree_map(lambda leaf: leaf.expand(len(actions), *leaf.shape).flatten(0, 1), obs)
         drawn = self.critic(repeated, actions.flatten(0, 1))[:, :, 0].sum(-1).unflatten(1, (len(actions), -1))

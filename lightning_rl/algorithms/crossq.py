@@ -1,4 +1,4 @@
-"""CrossQ (Bhatt et al. 2024, https://arxiv.org/abs/1902.05605): SAC without target networks, whose critics see both states in one batch."""
+"""CrossQ (Bhatt et al. 2024, https://arxiv.org/abs/1902.05605): SAC without target networks; critics see both states in one batch."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -18,9 +18,9 @@ from lightning_rl.types import Transition, Tree, tree_map
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CrossQ(SAC):
-    """Value (s, a) and (s', a') in one forward pass: batch renormalization knows both, and the critics need no targets.
+    """Evaluate (s, a) and (s', a') in one forward pass: batch renormalization sees both, so that the critics need no target networks.
 
-    The policy acts with the running statistics of its batches.
+    The policy acts with the running statistics of its training batches.
 
     Metrics: those of `SAC`.
     """
@@ -28,21 +28,21 @@ class CrossQ(SAC):
     learning_rate: ScheduleSetting = 1e-3
     """Step size of the optimizers."""
     batch_size: Annotated[int, Range(2)] = 256
-    """Rows of a batch, whose variance normalizes its layers."""
+    """Rows of a batch, whose statistics normalize the layers."""
     critic_net_arch: list[int] | None = None
     """Widths of the critics' hidden layers; null: [1024, 1024]."""
     critic_layers: Layers | Literal["batch_renorm"] = "batch_renorm"  # type: ignore[assignment]
-    """Of the critics: `batch_renorm`, or to compare with it `plain`, `layer_norm` or `simba`."""
+    """Hidden layers of the critics: `batch_renorm`, or for comparison `plain`, `layer_norm` or `simba`."""
     actor_layers: Layers | Literal["batch_renorm"] = "batch_renorm"  # type: ignore[assignment]
-    """Of the policy."""
+    """Hidden layers of the policy."""
     policy_delay: Annotated[int, Range(1)] = 3
-    """Updates of the critics for one of the policy and the temperature."""
+    """Critic updates per update of the policy and the temperature."""
     adam_beta1: Annotated[float, Range(0, 0.999)] = 0.5
-    """Decay of Adam's mean gradient, for the temperature too."""
+    """β₁, the decay of Adam's mean gradient, also for the temperature."""
     tau: float = field(init=False, default=1.0)
     target_update_interval: int = field(init=False, default=1)
     value_network: bool = field(init=False, default=False)
-    memory: Memory | None = field(init=False, default=None)  # empty slots of its sequences would count in the statistics
+    memory: Memory | None = field(init=False, default=None)  # empty slots of its sequences would enter the statistics
 
     def __post_init__(self) -> None:
         self.critic_net_arch = [1024, 1024] if self.critic_net_arch is None else self.critic_net_arch
@@ -58,7 +58,7 @@ class CrossQ(SAC):
     def critic_loss(
         self, batch: Transition, obs: Tree, next_noise: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return ½ (Q(s, a) − (r + γ V(s')))², V(s') = E[min Q(s', a') − α log π(a'|s')] of the same forward pass (fig. 2).
+        """Return ½ (Q(s, a) − (r + γ V(s')))², V(s') = E[min Q(s', a') − α log π(a'|s')], all from one forward pass (fig. 2).
 
         Also return the error of each row `[B]`, and metrics.
         """

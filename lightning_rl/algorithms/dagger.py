@@ -1,4 +1,4 @@
-"""DAgger (Ross, Gordon and Bagnell 2011, https://arxiv.org/abs/1011.0686): a teacher says what it would do where the student got to."""
+"""DAgger (Ross, Gordon and Bagnell 2011, https://arxiv.org/abs/1011.0686): a teacher labels the states that the student visits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,17 +22,17 @@ from lightning_rl.types import Transition, Tree, tree_leaves, tree_map, tree_to_
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DAgger(ReplayFields, Imitation):
-    """Act, remember all that was seen, and imitate there what the teacher does: cloning that also learns how to come back from its errors.
+    """Act, store all observations, and imitate the teacher's actions on them: cloning that also learns to recover from its own errors.
 
-    The student acts from the first step (β = 0 in the paper); `replay.demonstrations` shows it the teacher's own episodes first.
+    The student acts from the first step (β = 0 in the paper); `replay.demonstrations` adds the teacher's own episodes first.
 
-    Metrics: `train/loss`, `train/entropy`, of choices `train/accuracy` and `train/action_rank` (0 is best), of Box actions
-    `train/mean_abs_deviation` (of the mean, in the environment's units), as of `BehavioralCloning`; and of the memory `replay/size`,
-    `replay/mean_picks` and `replay/age_mean`, as of `SAC`.
+    Metrics: `train/loss`, `train/entropy`; for choices `train/accuracy` and `train/action_rank` (0 is best); for Box actions
+    `train/mean_abs_deviation` (of the mean, in the environment's units), as in `BehavioralCloning`. For the replay buffer `replay/size`,
+    `replay/mean_picks` and `replay/age_mean`, as in `SAC`.
     """
 
     teacher: str
-    """A run's folder, a checkpoint or a shared agent, whose most likely action is imitated; it must be without a memory."""
+    """A run's folder, a checkpoint or a shared agent, whose most likely action is imitated; its policy must not have a memory."""
     warmup: Literal["random", "policy"] = "policy"
     """Actions before learning starts: `random` or from the `policy`."""
     n_steps: int = field(init=False, default=1)
@@ -40,7 +40,7 @@ class DAgger(ReplayFields, Imitation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.replay.prioritized:
-            raise SettingError("replay.prioritized goes by errors of values, which DAgger does not learn; leave it out")
+            raise SettingError("replay.prioritized needs TD errors, and DAgger learns no values; leave it out")
 
     def experience(self) -> Any:
         self.labels = Teacher(self.teacher, self.env, self.spaces, self.device)
@@ -51,14 +51,14 @@ class DAgger(ReplayFields, Imitation):
             action = self.labels(batch.obs, batch.action_mask, self.network.distribution)
             start = batch.episode_start
             if len(start):
-                start[0] = True  # as in demonstrations, each sequence begins with an empty memory
+                start[0] = True  # each sequence starts with an empty memory, as in demonstrations
             self.learn(DemonstrationBatch(batch.obs, action, batch.weight, start, batch.action_mask))
 
 
 class Teacher:
-    """The policy of another run, which is asked and does not learn.
+    """The policy of another run, which labels observations and does not learn.
 
-    Raises `SettingError`: there is none, it has a memory, or it was trained with other spaces.
+    Raises `SettingError`: it does not exist, has a memory, or was trained with other spaces.
     """
 
     def __init__(self, source: str, env: Any, spaces: Spaces, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class Teacher:
             kind = "the folder of a run (trainer.run_folder), a checkpoint or a shared agent"
             raise SettingError(f"teacher must be {kind}, got {source!r}")
         path = checkpoint_of(source, "teacher", "best.ckpt")
-        unnamed = {"env": env} if is_zip(path) else {}  # what Stable-Baselines3 saves names no environment
+        unnamed = {"env": env} if is_zip(path) else {}  # Stable-Baselines3 does not save the environment
         stored = choose_behavior(Run.load_from_checkpoint(path, device, **unnamed), None)
         theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
@@ -74,12 +74,12 @@ class Teacher:
         if stored.spaces.observation != spaces.observation:
             raise SettingError(f"teacher {source} was trained with critic_obs that this environment does not show")
         if tree_leaves(stored.network.initial_memory(1)):
-            raise SettingError(f"teacher {source} has a memory, and what is remembered here are single steps; use one without")
+            raise SettingError(f"teacher {source} has a memory, but DAgger replays single steps; use a teacher without memory")
         self.network: Any = stored.network.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
     def __call__(self, obs: Tree, mask: Tree, student: Distribution) -> Tree:
-        """Return its actions for observations `[B, ...]`, in the form in which a student's distribution samples them."""
+        """Return the teacher's actions for observations `[B, ...]`, in the form that the student's distribution samples."""
         action, _ = self.network.sample(obs, (), None, mask, deterministic=True)
         sampled = student.from_env(self.network.distribution.to_env(tree_to_numpy(action)))
         device = next(self.network.parameters()).device

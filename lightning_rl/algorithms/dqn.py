@@ -1,7 +1,7 @@
-"""Deep Q-Networks (Mnih et al. 2015, https://doi.org/10.1038/nature14236) and what became of them.
+"""Deep Q-Networks (Mnih et al. 2015, https://doi.org/10.1038/nature14236) and the extensions of Rainbow.
 
 Double (van Hasselt et al. 2016), dueling (Wang et al. 2016), n-step, prioritized replay (Schaul et al. 2016), noisy layers (Fortunato et
-al. 2018), C51 (Bellemare et al. 2017), quantile regression (Dabney et al. 2018), and most of them at once: Rainbow (Hessel et al. 2018).
+al. 2018), C51 (Bellemare et al. 2017), quantile regression (Dabney et al. 2018), and most of them combined: Rainbow (Hessel et al. 2018).
 """
 
 from collections.abc import Iterator
@@ -26,41 +26,41 @@ from lightning_rl.value_transforms import make_value_transform
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DQN(ExplorationFields, ReplayFields, Algorithm):
-    """Act on the greatest action value, sometimes at random, remember, and move the values towards their own one-step-ahead estimates.
+    """Act ε-greedily, store transitions, and move action values towards their own one-step-ahead estimates.
 
-    All options go together, except that a return is known either by its mean, by a histogram or by quantiles.
+    All options can be combined, except that returns are modeled by either their mean, a histogram or quantiles.
 
     Metrics: `train/loss`, `train/q_value` (the expected return of the actions taken, summed over reward streams),
-    `rollout/exploration_rate`, and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean`
-    (transitions of its own environment newer than a drawn one, in the last batch).
+    `rollout/exploration_rate`. For the replay buffer `replay/size`, `replay/mean_picks` (how often a transition was sampled, on average)
+    and `replay/age_mean` (mean number of newer transitions from the same environment, in the last batch).
     """
 
     learning_rate: ScheduleSetting = 1e-4
     """Step size of the optimizer."""
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 10.0
-    """Cut gradients to this Euclidean norm; null leaves them."""
+    """Clip gradients to this Euclidean norm; null: no clipping."""
     activation: str = "relu"
-    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
+    """Activation of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     batch_size: Annotated[int, Range(1)] = 32
-    """Rows of a batch, with a memory a multiple of its sequence_length."""
+    """Rows of a batch; with a memory, a multiple of its sequence_length."""
     train_freq: Annotated[int, Range(1)] = 4
-    """Environment steps, counted over all environments, between learning."""
+    """Environment steps, counted over all environments, between updates."""
     tau: float = 1.0
-    """Fraction by which the target network moves each time; 1 copies it."""
+    """Fraction by which each update moves the target network; 1 copies the weights."""
     target_update_interval: int = 2_500
-    """Updates between moves of the target network (environment steps in Stable-Baselines3: divide by train_freq)."""
-    double: bool = False  # type: ignore[assignment]  # takes the place of `torch.nn.Module.double`
-    """The online network chooses the next action, the target network values it."""
+    """Updates between updates of the target network (environment steps in Stable-Baselines3: divide by train_freq)."""
+    double: bool = False  # type: ignore[assignment]  # replaces `torch.nn.Module.double`
+    """Double Q-learning: the online network chooses the next action, the target network evaluates it."""
     dueling: bool = False
-    """Values and advantages have hidden layers of their own."""
+    """Separate hidden layers for values and advantages."""
     noisy: bool = False
-    """Explore by noise in the weights; set both `exploration_…_eps` to 0 then."""
+    """Explore by noise in the weights; then set both `exploration_…_eps` to 0."""
     distribution: Literal["none", "c51", "quantiles"] = "none"
     """What is known of a return: its mean (`none`), a histogram (`c51`), or `quantiles` (QR-DQN)."""
     n_atoms: Annotated[int, Range(2)] = 51
     """Of C51."""
     v_min: Annotated[float, Range(-1e9, 1e9)] = -10.0
-    """The least return that C51 knows, transformed if there is a value_transform."""
+    """Lowest return of C51, after the value_transform if there is one."""
     v_max: Annotated[float, Range(-1e9, 1e9)] = 10.0
     """The greatest."""
     n_quantiles: Annotated[int, Range(1)] = 50

@@ -23,15 +23,15 @@ from lightning_rl.training.settings import NoRewardFields
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EvolutionStrategies(NoRewardFields, Algorithm):
-    """Move the weights at random, play whole episodes, and go where the returns were better. One batch is one generation.
+    """Perturb the weights at random, play whole episodes, and move towards better returns. One batch is one generation.
 
-    Rewards are neither discounted nor bootstrapped, and nothing is differentiated: the environment and the policy may be anything. Jobs are
-    pairs of episodes from one seed, at θ + σε and θ − σε, whose noise and seed follow from the seed of the run and their number: the result
-    does not depend on who does them. `env.num_envs` episodes are played at once, each with its own weights in one batch. Environments must
-    be the same after each reset with the same seed.
+    Rewards are neither discounted nor bootstrapped. Nothing is differentiated, so the environment and the policy can be anything. A job is
+    a pair of episodes from one seed, at θ + σε and θ − σε. Its noise and seed follow from the seed of the run and the job's number, so the
+    result does not depend on the process that plays it. `env.num_envs` episodes are played in parallel, each with its own weights in one
+    batch. Resets with the same seed must give the same environment.
 
-    The network is that of PPO and A2C, so that either can begin with the other's weights (`--init_from`); its value function does not
-    learn here. With several ranks each does its share of the jobs, and all make the same step.
+    The network is the same as for PPO and A2C, so each can start from the other's weights (`--init_from`); its value function is not
+    trained here. With several ranks, each plays its share of the jobs, and all make the same step.
 
     Metrics: `rollout/ep_rew_mean` is that of moved weights; `train/sigma`, `train/grad_norm` (with the pull of `l2`), `train/weight_norm`
     and `train/update_ratio` (the length of the step over that of the weights after it), `time/generation` (seconds).
@@ -40,39 +40,39 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
     learning_rate: ScheduleSetting = 0.01
     """Step size of the optimizer."""
     episodes_per_generation: Annotated[int, Range(2)] = 100
-    """An even number, two of each job."""
+    """Episodes per generation, an even number: two per job."""
     min_steps_per_generation: Annotated[int, Range(0)] = 0
-    """A generation has as many episodes again until it has so many environment steps."""
+    """Minimum environment steps of a generation, which repeats `episodes_per_generation` episodes until it has them."""
     sigma: ScheduleSetting = 0.02
-    """σ, how far weights are moved."""
+    """σ, standard deviation of the weight perturbations."""
     shaping: Literal["centred_ranks", "centred_sign_ranks", "z_scores", "signs", "raw"] = "centred_ranks"
-    """What an episode is worth: `centred_ranks` of returns, `z_scores`, `raw` returns, `signs` (the sum of the rewards' signs), or
+    """Fitness of an episode: `centred_ranks` of returns, `z_scores`, `raw` returns, `signs` (the sum of the rewards' signs), or
     `centred_sign_ranks` of these."""
     top_directions: Annotated[int, Range(1)] | None = None
-    """Only so many pairs count, those with the best episode (b of Mania et al. 2018); null: all."""
+    """Number of pairs that count, those with the best episodes (b in Mania et al. 2018); null: all."""
     alive_bonus_offset: Annotated[float, Range(-1e9, 1e9)] = 0.0
-    """Added to the return for each step, to take a bonus for staying alive away."""
+    """Added to the return for each step, to remove a bonus for staying alive."""
     zero_policy: bool = False
-    """Begin with weights of 0 in the last layer."""
+    """Initialize the weights of the last layer to 0."""
     l2: Annotated[float, Range(0)] = 0.005
-    """Pull of the weights towards 0."""
+    """Coefficient of the L2 penalty on the weights."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """`adam`, or `sgd` with momentum."""
     momentum: Annotated[float, Range(0, 0.999)] = 0.9
-    """Of sgd, a running mean of gradients."""
+    """Momentum of sgd, whose steps follow a running mean of gradients."""
     stochastic: bool = False
-    """Draw actions, with the same chance in both episodes of a pair, instead of the most likely ones."""
+    """Sample actions, with the same random numbers in both episodes of a pair, instead of taking the most likely ones."""
     action_noise: Annotated[float, Range(1e-6, 1e6)] = 0.01
-    """Standard deviation of Box actions where they are drawn; it does not learn."""
+    """Standard deviation of sampled Box actions; it is not trained."""
     max_length_ratio: Annotated[float, Range(1)] | None = None
-    """End episodes that are so many times longer than the mean of the generation before, so that nobody waits for stragglers (the paper
-    takes 2); null ends none."""
+    """End episodes that are this many times longer than the mean of the previous generation, so that no worker waits for stragglers (2 in
+    the paper); null: never."""
     normalize_obs_share: Annotated[float, Range(0, 1, open_low=True)] = 0.1
-    """The share of a generation's jobs from which `normalize_obs: running` takes its statistics."""
+    """Fraction of a generation's jobs whose observations update the statistics of `normalize_obs: running`."""
     actors: ActorsConfig | None = None
-    """How many evaluators there are and where, see `actors/config.py`; null: one in this process."""
+    """Number and kind of evaluators, see `actors/config.py`; null: one in this process."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
-    """For Box actions, `clipped_normal` or `tanh_normal`."""
+    """Distribution of Box actions: `clipped_normal` or `tanh_normal`."""
 
     gamma: float = field(init=False, default=1.0)
     max_grad_norm: None = field(init=False, default=None)
@@ -114,7 +114,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
 
     @property
     def num_envs(self) -> int:
-        """Return 1: between generations no episode is in progress, whatever the number."""
+        """Return 1: no episode is in progress between generations, whatever the number of environments."""
         return 1
 
     def experience(self) -> GenerationDataset:
@@ -131,7 +131,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         self.end_update(results)
 
     def loss(self, results: Results, weights: Tensor) -> Tensor:
-        """Return L(θ) = l2/2 ‖θ‖² − g · θ, with g = (1/n) Σ (u⁺ − u⁻) ε and the worth u of each episode."""
+        """Return L(θ) = l2/2 ‖θ‖² − g · θ, with g = (1/n) Σ (u⁺ − u⁻) ε and the fitness u of each episode."""
         of_what, shape = SHAPINGS[self.shaping]
         returns, generation = getattr(results, of_what) + self.alive_bonus_offset * results.lengths, results.generation
         jobs = returns.amax(1).argsort(descending=True, stable=True)[: self.top_directions].sort().values
@@ -145,14 +145,14 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
 
 
 MEANINGLESS = ("rollouts_per_batch", "queue_factor", "max_policy_lag", "ordered")
-"""Settings of actors that go on while one learns, which evaluators do not."""
+"""Settings of actors that act during updates; evaluators do not."""
 
 
 def check_actors(setting: Any) -> ActorsConfig:
     """Return the settings of evaluators.
 
     Raises:
-        SettingError: a setting that means nothing to evaluators.
+        SettingError: a setting does not apply to evaluators.
     """
     if setting is None:
         return ActorsConfig(num_actors=1, backend="in_process")
@@ -160,6 +160,6 @@ def check_actors(setting: Any) -> ActorsConfig:
     for name in MEANINGLESS:
         if getattr(actors, name) != getattr(ActorsConfig(), name):
             raise SettingError(
-                f"actors.{name} means nothing to EvolutionStrategies, which waits for all jobs of a generation; leave it out"
+                f"actors.{name} does not apply to EvolutionStrategies, which waits for all jobs of a generation; leave it out"
             )
     return actors

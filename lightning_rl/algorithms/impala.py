@@ -19,41 +19,42 @@ from lightning_rl.training.settings import ActorCriticFields, end_burn_in, make_
 from lightning_rl.types import Rollout, flatten_time
 
 ROUNDING = 1e-5
-"""By how much the importance weight of an unchanged policy may differ from 1."""
+"""Tolerance for the importance weight of an unchanged policy, which is 1."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class IMPALA(ActorCriticFields, Algorithm):
-    """Rollouts by actors whose policy may be some updates old, and one gradient step, corrected by V-trace, on each batch of them.
+    """Collect rollouts with actors whose policy may be a few updates old, and make one V-trace-corrected gradient step on each batch.
 
-    Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/explained_variance` (of the targets
-    by the values), `train/rho_mean` and `train/rho_clip_fraction` (importance weights, and how many are beyond ρ̄ by more than rounding),
-    and for each part of a Dict or Tuple action `train/entropy/<part>` and `train/log_prob/<part>`; with actors `actors/policy_lag_mean`
-    and `actors/policy_lag_max` (updates between acting and learning), `env/rollouts_dropped`, `env/actor_restarts`, `time/rollouts_waiting`
-    (those that are there beyond a batch), `time/waiting_for_actors` and `time/rollout` (seconds).
+    Metrics: `train/policy_loss`, `train/value_loss`, `train/entropy_loss` (negative entropy), `train/explained_variance` (of the targets
+    by the values), `train/rho_mean` (mean importance weight) and `train/rho_clip_fraction` (fraction of weights above ρ̄ by more than
+    rounding). For each part of a Dict or Tuple action `train/entropy/<part>` and `train/log_prob/<part>`. With actors
+    `actors/policy_lag_mean` and `actors/policy_lag_max` (updates between acting and learning), `env/rollouts_dropped`,
+    `env/actor_restarts`, `time/rollouts_waiting` (rollouts that are ready in addition to a batch), `time/waiting_for_actors` and
+    `time/rollout` (seconds).
     """
 
     learning_rate: ScheduleSetting = 6e-4
     """Step size of the optimizer."""
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 40.0
-    """Cut gradients to this Euclidean norm; null leaves them."""
+    """Clip gradients to this Euclidean norm; null: no clipping."""
     n_steps: Annotated[int, Range(1)] = 20
-    """Steps of each environment in a rollout."""
+    """Steps per environment in a rollout."""
     actors: ActorsConfig | None = None
-    """How many act and where, see `actors/config.py`; null: `env.num_envs` environments in turn with learning, always with the newest
-    policy."""
+    """Number and kind of actors, see `actors/config.py`; null: no actors, `env.num_envs` environments alternate with updates and always
+    use the newest policy."""
     clip_rho: Annotated[float, Range(0, open_low=True)] | None = 1.0
-    """ρ̄, the largest importance weight of a temporal difference: what the values converge to; null does not clip."""
+    """ρ̄, the maximum importance weight of temporal differences, which determines what the values converge to; null: no clipping."""
     clip_c: Annotated[float, Range(0, open_low=True)] | None = 1.0
-    """c̄, the largest factor of what is carried back along a rollout: how fast they converge; at most ρ̄."""
+    """c̄, the maximum weight of the trace along a rollout, which determines how fast the values converge; at most ρ̄."""
     clip_pg_rho: Annotated[float, Range(0, open_low=True)] | None = 1.0
-    """The largest importance weight in the policy's gradient."""
+    """Maximum importance weight in the policy gradient; null: no clipping."""
     lambda_: Annotated[float, Range(0, 1)] = 1.0
-    """λ, a further factor of what is carried back."""
+    """λ, an additional factor of the trace."""
     ent_coef: ScheduleSetting = 0.01
     """Weight of the entropy bonus."""
     use_rms_prop: bool = True
-    """RMSprop as in the paper, else Adam."""
+    """Use RMSprop, as in the paper; otherwise Adam."""
     rms_prop_eps: Annotated[float, Range(0, open_low=True)] = 0.01
     """ε of RMSprop, added outside its square root."""
 
@@ -67,7 +68,7 @@ class IMPALA(ActorCriticFields, Algorithm):
 
     @property
     def num_envs(self) -> int:
-        """Return how many environments' steps a batch holds side by side."""
+        """Return the number of environments in a batch."""
         return super().num_envs * (1 if self.actors is None else self.actors.batch)
 
     @property
@@ -116,7 +117,7 @@ class IMPALA(ActorCriticFields, Algorithm):
         return loss, metrics
 
     def evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
-        """Evaluate the network as `ActorCritic.evaluate`, `[T, N, ...]`, by sequences that begin with the actor's memory each."""
+        """Evaluate the network like `ActorCritic.evaluate`, `[T, N, ...]`, in sequences that start with the actor's memory."""
         (steps, num), length = rollout.valid.shape, min(self.network.memory.sequence_length, self.n_steps)
         obs, action, mask, start = in_sequences((rollout.obs, rollout.action, rollout.action_mask, rollout.episode_start), length)
         evaluated = self.network.evaluate(obs, action, flatten_time(rollout.memory), start.unflatten(0, (length, -1)), mask)

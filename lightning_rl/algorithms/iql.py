@@ -1,4 +1,4 @@
-"""Implicit Q-Learning (Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169): offline, valuing only actions that are in the data."""
+"""Implicit Q-Learning (Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169): offline, evaluating only actions in the data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from lightning_rl.types import Transition, Tree
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class IQL(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dataset` is also the experience
-    """Learn V as an expectile of Q over the actions in the data, Q by V, and a policy that does what was better than V.
+    """Learn V as an expectile of Q over the actions in the data, Q from V, and a policy of the actions that were better than V.
 
-    All action spaces: critics get choices one-hot. The dataset alone is learned from; with `online` the environment's steps too.
+    Supports all action spaces: critics get choices one-hot. Learns from the dataset only; with `online`, also from the environment's steps.
 
     Metrics: `train/value_loss`, `train/critic_loss`, `train/actor_loss`, `train/value`, `train/advantage`, `train/epochs` (how often all
-    transitions were learned from), and norms of gradients before clipping.
+    transitions were learned from), and gradient norms before clipping.
     """
 
     expectile: Annotated[float, Range(0.5, 1)] = 0.7
-    """V is this expectile of Q over actions: 0.5 the mean, near 1 the best that the data show (antmaze: 0.9)."""
+    """V is this expectile of Q over actions: 0.5 is the mean, near 1 the best action in the data (antmaze: 0.9)."""
     beta: Annotated[float, Range(0)] = 3.0
-    """Weight of an action in the policy's loss: exp(beta · advantage). 0 clones the data (antmaze: 10)."""
+    """The weight of an action in the policy's loss is exp(beta · advantage). 0 clones the data (antmaze: 10)."""
     max_weight: Annotated[float, Range(0, open_low=True)] = 100.0
     """The greatest such weight."""
     log_std_init: Annotated[float, Range(-20, 2)] = 0.0
@@ -86,7 +86,7 @@ class IQL(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dat
         return mean(row_losses, batch.weight), errors
 
     def actor_loss(self, batch: Transition, obs: Tree, advantage: Tensor) -> Tensor:
-        """Return L(π) = −exp(β A) log π(a|s), the weight at most `max_weight` (eq. 7)."""
+        """Return L(π) = −exp(β A) log π(a|s), with a weight of at most `max_weight` (eq. 7)."""
         x = self.network(obs, batch.memory, batch.episode_start)
         log_prob = self.network.distribution.evaluate(x, batch.action, batch.action_mask)[0].sum(-1)
         return mean(policy_gradient(log_prob, losses.advantage_weight(advantage, self.beta, self.max_weight)), batch.weight)

@@ -1,4 +1,4 @@
-"""Several behaviors in one environment, each learned by an algorithm of its own."""
+"""Several behaviors in one environment, each trained by its own algorithm."""
 
 from collections.abc import Mapping
 from functools import cached_property, partialmethod
@@ -35,20 +35,20 @@ from lightning_rl.types import State
 
 
 class MultiAgent(Run):
-    """A run in which several behaviors learn at the same time, each by an algorithm of its own, from the same steps of one world.
+    """A run that trains several behaviors, each with its own algorithm, on the same steps of a shared environment.
 
-    A batch holds the iterations of those behaviors whose experience is full, by name: iterations have the length that each algorithm asks
-    for. Environment steps are those of the copies; the agents of a behavior are rows of its algorithm, which counts their steps.
-    Behaviors with `self_play` take turns: one of them learns, past selves and newest weights of the others play against it.
-    Lightning's hooks of an algorithm are called, with its own item of a batch; those that cannot be called are refused. A subclass that
-    overrides one of them calls `super()`.
+    Each algorithm sets the length of its iterations. A batch contains the iterations that are complete, keyed by behavior. Environment
+    steps count steps of the environment's copies. The agents of a behavior are rows of its algorithm, which counts their steps.
+    Behaviors with `self_play` take turns: one of them learns, against past selves and the newest weights of the others.
+    Lightning's hooks of an algorithm are called with its own item of the batch; overrides of hooks that cannot be called are an error. A
+    subclass that overrides one of these hooks must call `super()`.
 
     Args:
-        env: an environment of several agents that move at the same time, see docs/several_agents.md.
-        behaviors: by name; each agent has one of them.
-        max_env_steps: steps of all copies together, all ranks together.
-        log_interval: environment steps between rows; None: 1 % of the run.
-        spaces: of each behavior, with the names of its agents; None: found in one environment.
+        env: an environment whose agents move at the same time; see docs/several_agents.md.
+        behaviors: behaviors by name; each agent has exactly one.
+        max_env_steps: environment steps, summed over all copies and ranks.
+        log_interval: environment steps between rows of metrics; None: 1 % of the run.
+        spaces: spaces of each behavior, with the names of its agents; None: read from one environment.
 
     Metrics: those of each algorithm under the name of its behavior, such as `good/train/loss` and `good/rollout/ep_rew_mean`; means over
     behaviors as `rollout/ep_rew_mean`; `eval/<behavior>/mean_reward`.
@@ -67,7 +67,7 @@ class MultiAgent(Run):
         super().__init__()
         if not isinstance(behaviors, Mapping) or not behaviors:
             raise SettingError(f"behaviors must name at least one, each with agents and a learner, got {behaviors!r}")
-        in_order = sorted(behaviors.items(), key=str)  # which decides whose optimizer is whose in a checkpoint
+        in_order = sorted(behaviors.items(), key=str)  # this order assigns optimizers to behaviors in checkpoints
         chosen = {name: as_behavior(name, given, spaces is not None) for name, given in in_order}
         max_env_steps = as_integer(max_env_steps)
         check_range("max_env_steps", max_env_steps, 1, whole=True)
@@ -77,7 +77,7 @@ class MultiAgent(Run):
         self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
         algorithms: dict[str, Algorithm] = {}
         for name, behavior in chosen.items():
-            with torch.random.fork_rng(devices=[]):  # no behavior changes what another one draws
+            with torch.random.fork_rng(devices=[]):  # behaviors do not affect each other's random numbers
                 torch.manual_seed(seed_of(name))
                 side = self.sides[name]
                 try:
@@ -88,17 +88,17 @@ class MultiAgent(Run):
             learner.behavior = name
             algorithms[name] = learner
         self.algorithms: Mapping[str, Algorithm] = nn.ModuleDict(algorithms)  # type: ignore[assignment]
-        """That of each behavior, frozen or not."""
+        """The algorithm of each behavior, frozen or not."""
         self.frozen = [name for name, behavior in chosen.items() if behavior.frozen]
         """Behaviors that act and do not learn."""
         if len(self.frozen) == len(algorithms):
             raise SettingError("behaviors: none of them learns; give one a class_path")
         self.counted_steps = 0
-        """Steps of the world that are in `env_steps`."""
+        """Steps of the shared environment that `env_steps` includes."""
         self.newest: dict[str, dict[str, float]] = {}
-        """What the newest iteration of each behavior recorded."""
+        """Metrics of the newest iteration of each behavior."""
         self.rivals = [name for name in behaviors if algorithms[name].self_play is not None]
-        """Behaviors that take turns learning, in the order in which they are given."""
+        """Behaviors that take turns learning, in the order of the setting."""
         if len(self.rivals) == 1:
             alone = f"behavior {self.rivals[0]}: self_play needs another behavior with self_play, which learns in turn with it"
             raise SettingError(f"{alone}; add it there or leave it out")
@@ -115,12 +115,12 @@ class MultiAgent(Run):
 
     @property
     def learners(self) -> Mapping[str, Algorithm]:
-        """Return the algorithms that learn, and are not frozen."""
+        """Return the algorithms that learn (are not frozen)."""
         return {name: algorithm for name, algorithm in self.algorithms.items() if name not in self.frozen}
 
     @property
     def trainer(self) -> pl.Trainer:
-        """Return the Trainer, which all algorithms have."""
+        """Return the Trainer; setting it sets that of all algorithms too."""
         return super().trainer
 
     @trainer.setter
@@ -130,7 +130,7 @@ class MultiAgent(Run):
 
     @property
     def on_nan(self) -> str:
-        """Return what an evaluation does about NaN and infinity: it raises if a behavior that learns would."""
+        """Return how evaluations handle NaN and infinity: raise if any learning behavior would."""
         asked = [learner.on_nan for learner in self.learners.values()]
         return "raise" if "raise" in asked else asked[0]
 
@@ -155,7 +155,7 @@ class MultiAgent(Run):
             algorithm.env.side = world.sides[name]  # type: ignore[attr-defined]
             datasets[name] = algorithm.dataset = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
             if not isinstance(algorithm.dataset, RolloutDataset | ReplayDataset):
-                raise SettingError(f"behavior {name}: {type(algorithm).__name__} does not learn from steps of a world that others share")
+                raise SettingError(f"behavior {name}: {type(algorithm).__name__} cannot learn from the steps of a shared environment")
         lengths = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]
         seed = int(np.random.SeedSequence([torch.initial_seed(), self.global_rank, self.count]).generate_state(1)[0]) // 2
         return JointDataset(world, datasets, seed, sum(-(-self.max_env_steps // length) for length in lengths), self.rivals)
@@ -164,9 +164,9 @@ class MultiAgent(Run):
         self.outputs = {name: self._call(name, "training_step", item, batch_idx) for name, item in batch.items()}
 
     def _call(self, name: str, hook: str, *arguments: object, **named: object) -> Any:
-        """Call a hook of a learner, as Lightning calls it where it learns alone."""
+        """Call a hook of a learner as Lightning would if it trained alone."""
         learner = self.algorithms[name]
-        learner._current_fx_name = hook  # `log` asks where it is called
+        learner._current_fx_name = hook  # `log` checks the hook that calls it
         return learner.call_hook(hook, *arguments, **named)
 
     def _call_all(self, hook: str, *arguments: object, **named: object) -> None:
@@ -175,7 +175,7 @@ class MultiAgent(Run):
 
     def on_train_batch_start(self, batch: Mapping[str, Any], batch_idx: int) -> int | None:
         answers = [self._call(name, "on_train_batch_start", item, batch_idx) for name, item in batch.items()]
-        return -1 if -1 in answers else None  # then Lightning skips all batches
+        return -1 if -1 in answers else None  # -1: Lightning skips all batches
 
     def on_train_batch_end(self, outputs: Any, batch: Mapping[str, Any], batch_idx: int) -> None:
         for name, item in batch.items():
@@ -203,16 +203,16 @@ class MultiAgent(Run):
         for name, learner in self.learners.items():
             configured: Any = learner.configure_optimizers()
             if not isinstance(configured, list | tuple) or not all(isinstance(each, Optimizer) for each in configured):
-                raise SettingError(f"behavior {name}: configure_optimizers must return a list of optimizers where several behaviors learn")
+                raise SettingError(f"behavior {name}: configure_optimizers must return a list of optimizers if several behaviors learn")
             learner.optimizer_numbers = slice(len(optimizers), len(optimizers) + len(configured))
             optimizers += configured
         return optimizers
 
-    # ---------------------------------------------------------------- what its run asks
+    # ---------------------------------------------------------------- called by the run
 
     @cached_property
     def curriculum(self) -> list[Curriculum]:
-        """The lessons of the environments, which another `fit` continues."""
+        """The curriculum of the environments, which the next `fit` continues."""
         return make_curriculum(self.env)
 
     def learning_callbacks(self) -> list[pl.Callback]:
@@ -276,7 +276,7 @@ class MultiAgent(Run):
                 self._begin(learner, learner.env_steps, progress)
 
     def _begin(self, learner: Algorithm, began_at: int, progress: float) -> None:
-        """Give everything of a behavior that is scheduled its value for an iteration."""
+        """Set the scheduled values of a behavior for an iteration."""
         assert learner.dataset is not None
         learner.began_at, learner.progress = began_at, progress
         learner.schedule(progress)
@@ -290,11 +290,11 @@ class MultiAgent(Run):
             self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
         turns = self.dataset.turns
         if turns.learner in self.dataset.full:
-            self.count_steps()  # of a replay buffer, which are made while it learns
+            self.count_steps()  # with a replay buffer, steps are made during learning
             self._end_turn(turns)
 
     def _end_turn(self, turns: Turns) -> None:
-        """Let the next behavior learn, if the learner has made the steps of its turn."""
+        """Switch to the next behavior if the current learner has completed its turn."""
         learner, following = self.algorithms[turns.learner], self.algorithms[turns.next_learner]
         assert learner.self_play is not None
         if learner.env_steps - turns.began_at >= learner.self_play.turn_steps:
@@ -357,17 +357,17 @@ class MultiAgent(Run):
 
     def load_buffer(self, continues: bool = True) -> None:
         assert isinstance(self.dataset, JointDataset)
-        if not continues and self.ranks and self.rivals:  # other environments begin in the same turn
+        if not continues and self.ranks and self.rivals:  # new environments start in the saved turn
             self.dataset.turns.set_state(self.ranks[0]["data"]["turns"], continues=False)
         for learner in self.learners.values():
             learner.load_buffer(continues)
 
     def end_learning(self) -> None:
-        for algorithm in reversed([*self.algorithms.values()]):  # the first remembers torch's settings from before the run
+        for algorithm in reversed([*self.algorithms.values()]):  # the first one stores torch's settings from before the run
             algorithm.end_learning()
             algorithm.dataset = None
 
 
 def seed_of(name: str) -> int:
-    """Return the seed of a behavior, by its name and not its place: others may come and go."""
+    """Return the seed of a behavior, which depends on its name and not on the other behaviors."""
     return int(np.random.SeedSequence([torch.initial_seed(), *name.encode()]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""MA-POCA, posthumous credit for groups of agents (Cohen et al. 2021, https://arxiv.org/abs/2111.05992), and MAPPO with group credit."""
+"""MA-POCA, posthumous credit for groups of agents (Cohen et al. 2021, https://arxiv.org/abs/2111.05992), and MAPPO with group returns."""
 
 from dataclasses import dataclass, field
 from itertools import chain
@@ -30,54 +30,54 @@ from lightning_rl.training.settings import ActorCriticFields, actor_critic_setti
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class POCA(ActorCriticFields, Algorithm):
-    """PPO for a group of agents that is paid together, with one policy for all and a critic that sees those who are there.
+    """PPO for a group of agents with a shared reward, one policy for all agents, and a critic that sees all active agents.
 
-    An agent's advantage is the return of the group minus a baseline that knows what all others see and do, but not what it does itself.
-    The return goes on after an agent has died: it gets credit for what the group is paid later. All agents of a behavior in a copy of the
-    environment are a group, which is paid the sum of their rewards.
+    An agent's advantage is the return of the group minus a baseline that knows the observations of all agents and the actions of the
+    others, but not the agent's own action. The return continues after an agent has died, so that it gets credit for later rewards of the
+    group. All agents of a behavior in one copy of the environment form a group, whose reward is the sum of theirs.
 
-    Metrics: `train/policy_gradient_loss`, `train/value_loss`, `train/baseline_loss`, `train/entropy_loss` (minus the entropy),
-    `train/approx_kl` (of the old from the new policy), `train/clip_fraction` (ratios beyond the clip), `train/explained_variance` and
-    `train/baseline_explained_variance` (of the group's returns by its values and by the baselines), `rollout/group_ep_rew_mean` (the sum of
-    the rewards of all, over the last 100 episodes of groups), and for each part of a Dict or Tuple action, named by its path such as
-    `arm.gripper`, `train/entropy/<part>` and `train/log_prob/<part>`.
+    Metrics: `train/policy_gradient_loss`, `train/value_loss`, `train/baseline_loss`, `train/entropy_loss` (negative entropy),
+    `train/approx_kl` (estimate of KL(π_old ‖ π)), `train/clip_fraction` (fraction of clipped ratios),
+    `train/explained_variance` and `train/baseline_explained_variance` (of the group's returns by its values and by the baselines),
+    `rollout/group_ep_rew_mean` (sum of the rewards of all agents, over the last 100 group episodes). For each part of a Dict or Tuple
+    action, named by its path such as `arm.gripper`, also `train/entropy/<part>` and `train/log_prob/<part>`.
     """
 
     ortho_init: bool = field(init=False, default=True)
     n_steps: Annotated[int, Range(1)] = 128
-    """Steps of each copy of the environment in a rollout."""
+    """Steps per copy of the environment in a rollout."""
     batch_size: Annotated[int, Range(1)] = 128
-    """Steps of groups in a minibatch, each with all agents: a divisor of `n_steps * env.num_envs`, with a memory a multiple of its
+    """Group steps in a minibatch, each with all agents: a divisor of `n_steps * env.num_envs`; with a memory, a multiple of its
     sequence_length."""
     n_epochs: Annotated[int, Range(1)] = 4
     """Passes over a rollout."""
     gae_lambda: Annotated[float, Range(0, 1)] = 0.95
     """λ of the group's return; 1 gives n-step returns."""
     clip_range: ScheduleSetting = 0.2
-    """ε of the clipped surrogate."""
+    """Clip range ε of the surrogate objective."""
     clip_range_vf: ScheduleSetting | None = None
-    """Clip of value and baselines around their old values; null does not clip."""
+    """Clip range of value and baselines around their old values; null: no clipping."""
     normalize_advantage: bool = True
-    """Zero mean and unit variance within each minibatch, over the agents that are there."""
+    """Normalize advantages to zero mean and unit variance within each minibatch, over the active agents."""
     target_kl: Annotated[float, Range(0, open_low=True)] | None = None
-    """Stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does."""
+    """Stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null: never."""
     ratio: Literal["joint", "per_part", "per_dim"] = "joint"
     """Clip the probability ratio of an action, of each part of a Dict or Tuple, or of each dimension or branch."""
     counterfactual: bool = True
-    """Advantages R − b; false: R − V, without baselines: MAPPO with the group's return."""
+    """Use advantages R − b; false: R − V without baselines, which is MAPPO with the group's return."""
     baseline_coef: Annotated[float, Range(0)] = 0.5
-    """Weight of the baselines' loss, in weights of the value loss."""
+    """Weight of the baselines' loss, relative to the value loss."""
     group_reward: Literal["sum", "mean"] = "sum"
-    """A group is paid the sum of the rewards of those who are there, or their mean, where all are paid the same."""
+    """Reward of a group: the `sum` of the rewards of its active agents, or their `mean`, for environments that give all the same reward."""
     attention_size: Annotated[int, Range(4)] = 64
-    """Width of the attention among members in the critic, a multiple of 4."""
+    """Width of the attention over agents in the critic, a multiple of 4."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_n_steps(self.n_steps, self.num_envs)
         check_groups(self)
         if self.clip_range_vf is not None and (self.value_transform != "identity" or self.value_support is not None):
-            raise SettingError("clip_range_vf clips values as they are: it does not go with value_transform or value_support")
+            raise SettingError("clip_range_vf cannot be combined with value_transform or value_support")
         self.network = GroupActorCritic(self.spaces, attention_size=self.attention_size, **actor_critic_settings(self))
 
     @property
@@ -106,7 +106,7 @@ class POCA(ActorCriticFields, Algorithm):
             end_burn_in(self, optimizer)
 
     def make_batch(self, groups: GroupRollout) -> GroupBatch:
-        """Return steps of groups with λ-returns R, and advantages A_j = R − b_j, or R − V (sec. 4)."""
+        """Return group steps with λ-returns R, and advantages A_j = R − b_j, or R − V (sec. 4)."""
         rows, _ = self.prepare(groups.rows)
         present = groups.present.unsqueeze(-1)
         reward = (rows.reward.unflatten(1, groups.present.shape[1:]) * present).sum(2)  # [T, E, S]
@@ -118,7 +118,7 @@ class POCA(ActorCriticFields, Algorithm):
         return make_group_batch(groups, returns, advantage, self.network.memory.sequence_length)
 
     def explain_by_baselines(self, batch: GroupBatch) -> Tensor:
-        """Return how much of the variance of the returns the baselines explain."""
+        """Return the variance of the returns that the baselines explain, as a fraction."""
         returns = batch.returns.unsqueeze(1).expand_as(batch.baseline)
         return explained_variance(batch.baseline.flatten(0, 1), returns.flatten(0, 1), batch.flat("weight") > 0)
 
@@ -161,7 +161,7 @@ class POCA(ActorCriticFields, Algorithm):
         return loss, metrics
 
     def value_loss(self, z: Tensor, old_value: Tensor, returns: Tensor, clip_range_vf: float | None) -> Tensor:
-        """Return the loss of the critic's output for each row and stream."""
+        """Return the loss of the critic's output for each row and reward stream."""
         if clip_range_vf is None:
             return self.network.value_head.loss(z, returns)
         return losses.clipped_value_loss(z, old_value, returns, clip_range_vf)

@@ -24,37 +24,37 @@ from lightning_rl.types import Rollout
 class PPO(ActorCriticFields, Algorithm):
     """Collect `n_steps` steps from each environment, then maximize the clipped surrogate for `n_epochs` over minibatches.
 
-    Metrics: `train/policy_gradient_loss`, `train/value_loss`, `train/entropy_loss` (minus the entropy), `train/approx_kl` (of the old
-    from the new policy), `train/clip_fraction` (ratios beyond the clip), `train/explained_variance` (of the returns by the values), and for
-    each part of a Dict or Tuple action, named by its path such as `arm.gripper`, `train/entropy/<part>` and `train/log_prob/<part>`.
+    Metrics: `train/policy_gradient_loss`, `train/value_loss`, `train/entropy_loss` (negative entropy), `train/approx_kl` (estimate of
+    KL(π_old ‖ π)), `train/clip_fraction` (fraction of clipped ratios), `train/explained_variance` (of the returns by the values). For each
+    part of a Dict or Tuple action, named by its path such as `arm.gripper`, also `train/entropy/<part>` and `train/log_prob/<part>`.
     """
 
     n_steps: Annotated[int, Range(1)] = 128
-    """Steps of each environment in a rollout."""
+    """Steps per environment in a rollout."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Rows of a minibatch: a divisor of `n_steps * num_envs`, with a memory a multiple of its sequence_length."""
+    """Rows of a minibatch: a divisor of `n_steps * num_envs`; with a memory, a multiple of its sequence_length."""
     n_epochs: Annotated[int, Range(1)] = 4
     """Passes over a rollout."""
     gae_lambda: Annotated[float, Range(0, 1)] = 0.95
-    """λ of the generalised advantage estimate; 1 gives n-step returns."""
+    """λ of generalized advantage estimation; 1 gives n-step returns."""
     clip_range: ScheduleSetting = 0.2
-    """ε of the clipped surrogate."""
+    """Clip range ε of the surrogate objective."""
     clip_range_vf: ScheduleSetting | None = None
-    """Clip of the value function around its old value; null does not clip."""
+    """Clip range of the value function around its old value; null: no clipping."""
     normalize_advantage: bool = True
-    """Zero mean and unit variance within each minibatch."""
+    """Normalize advantages to zero mean and unit variance within each minibatch."""
     target_kl: Annotated[float, Range(0, open_low=True)] | None = None
-    """Stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null never does."""
+    """Stop an iteration's epochs when the approximate KL divergence exceeds 1.5 times this; null: never."""
     ratio: Literal["joint", "per_part", "per_dim"] = "joint"
     """Clip the probability ratio of an action, of each part of a Dict or Tuple, or of each dimension or branch."""
     threaded: bool = False
-    """Collect in a thread meanwhile, with a policy one iteration old."""
+    """Collect the next rollout in a thread during updates, with a policy that is one iteration old."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_n_steps(self.n_steps, self.num_envs)
         if self.clip_range_vf is not None and (self.value_transform != "identity" or self.value_support is not None):
-            raise SettingError("clip_range_vf clips values as they are: it does not go with value_transform or value_support")
+            raise SettingError("clip_range_vf cannot be combined with value_transform or value_support")
         check_minibatches(self)
         self.actors = IN_A_THREAD if self.threaded else None
         self.network = make_actor_critic(self)
@@ -85,7 +85,7 @@ class PPO(ActorCriticFields, Algorithm):
     def loss(
         self, minibatch: Batch, clip_range: float, clip_range_vf: float | None, ent_coef: float, policy_learns: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, with its sign turned), and metrics."""
+        """Return L = L_CLIP + vf_coef · L_VF − ent_coef · H (eq. 9, negated), and metrics."""
         log_prob, entropy, z = self.network.evaluate(
             minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask
         )

@@ -1,4 +1,4 @@
-"""Parallelised Q-Network (Gallici et al. 2024, https://arxiv.org/abs/2407.04811): Q-learning from rollouts, without replay and targets."""
+"""Parallelised Q-Network (Gallici et al. 2024, https://arxiv.org/abs/2407.04811): Q-learning from rollouts, without replay or targets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,43 +23,43 @@ from lightning_rl.types import Rollout
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PQN(ExplorationFields, Algorithm):
-    """Collect a rollout from many environments, ε-greedy, then move normalized action values towards its Q(λ) returns.
+    """Collect an ε-greedy rollout from many environments, then move the action values of a normalized network towards its Q(λ) returns.
 
-    Illegal actions are refused: its returns would count them.
+    Action masks are not supported: the maximum in its returns would include illegal actions.
 
     Metrics: `train/loss`, `train/q_value` (of the actions taken, summed over reward streams), `rollout/exploration_rate`.
     """
 
     learning_rate: ScheduleSetting = 2.5e-4
-    """Step size of rectified Adam."""
+    """Step size of rectified Adam (RAdam)."""
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 10.0
-    """Cut gradients to this Euclidean norm; null leaves them."""
+    """Clip gradients to this Euclidean norm; null: no clipping."""
     net_arch: list[int] | None = None
     """Widths of hidden layers; null: [120, 84]."""
     activation: str = "relu"
-    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
+    """Activation of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     n_steps: Annotated[int, Range(1)] = 128
-    """Steps of each environment in a rollout."""
+    """Steps per environment in a rollout."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Rows of a minibatch: a divisor of `n_steps * num_envs`, with a memory a multiple of its sequence_length."""
+    """Rows of a minibatch: a divisor of `n_steps * num_envs`; with a memory, a multiple of its sequence_length."""
     n_epochs: Annotated[int, Range(1)] = 4
     """Passes over a rollout."""
     q_lambda: Annotated[float, Range(0, 1)] = 0.65
     """λ of the returns: 0 looks one step ahead, 1 to the end of the rollout."""
     exploration_fraction: Annotated[float, Range(0, 1)] = 0.5
-    """Part of the run over which the share of random actions falls linearly."""
+    """Fraction of the run over which the share of random actions falls linearly."""
     layer_norm: bool = True
-    """Normalize the rows of hidden layers, without which values may diverge (theorem 2)."""
+    """Use layer normalization in hidden layers; values may diverge without it (theorem 2)."""
     behavioral_cloning: None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.net_arch = [120, 84] if self.net_arch is None else self.net_arch
         super().__post_init__()
         if self.spaces.masked:
-            raise SettingError("PQN does not know which actions are legal in the states that its returns look ahead to; use DQN or PPO")
+            raise SettingError("PQN does not support action masks: its returns would need those of future states; use DQN or PPO")
         if self.memory is not None and self.memory.burn_in:
             burn_in = f"memory.burn_in {self.memory.burn_in} is for replayed sequences"
-            raise SettingError(f"{burn_in}; rollouts hold what was remembered: leave it 0")
+            raise SettingError(f"{burn_in}, and rollouts store the memory itself: set it to 0")
         check_n_steps(self.n_steps, self.num_envs)
         check_minibatches(self)
         layers, streams = "layer_norm" if self.layer_norm else "plain", len(self.reward_signals)
@@ -84,7 +84,7 @@ class PQN(ExplorationFields, Algorithm):
             self.end_update(minibatch)
 
     def loss(self, minibatch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (Q(s, a) − R)², R_t = r_t + γ ((1 − λ) max Q(s_{t+1}, ·) + λ R_{t+1}) of the values before the updates (alg. 1)."""
+        """Return (Q(s, a) − R)², R_t = r_t + γ ((1 − λ) max Q(s_{t+1}, ·) + λ R_{t+1}) with Q from before the updates (alg. 1)."""
         z = self.network(self.network.normalizer(minibatch.obs), minibatch.memory, minibatch.episode_start)
         q = chosen(z, minibatch.action).squeeze(-1)  # [B, S]
         loss = mean((q - minibatch.returns).square().mean(-1), minibatch.weight)

@@ -1,6 +1,6 @@
 """Soft Actor-Critic (Haarnoja et al. 2018, https://arxiv.org/abs/1801.01290 and, with a learned temperature, 1812.05905).
 
-Discrete actions after Christodoulou 2019 (https://arxiv.org/abs/1910.07207): expectations over all choices instead of draws.
+Discrete actions follow Christodoulou 2019 (https://arxiv.org/abs/1910.07207): expectations over all choices instead of samples.
 """
 
 from collections.abc import Iterator
@@ -34,43 +34,43 @@ from lightning_rl.types import Transition, Tree
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
-    """Act, remember, and after every step improve critics Q, the policy π and the temperature α on a batch of memories.
+    """Act, store transitions, and after every step improve critics Q, the policy π and the temperature α on a batch from the replay buffer.
 
-    Box, Discrete, MultiDiscrete, MultiBinary, and nested Dict or Tuple of them: continuous dimensions are drawn from a squashed Gaussian,
-    of the others every choice counts with its probability; each of the two kinds has its own temperature.
+    Supports Box, Discrete, MultiDiscrete, MultiBinary, and nested Dict or Tuple spaces. Continuous dimensions are sampled from a squashed
+    Gaussian; for discrete ones, every choice is weighted by its probability. Each of the two kinds has its own temperature.
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/ent_coef_loss`, `train/value_loss` (with a value network), `train/q_value`,
     `train/critic_grad_norm` and `train/actor_grad_norm` (before clipping), `train/ent_coef` and `train/entropy` (with two kinds of actions
     `…_continuous` and `…_discrete`), `train/entropy/<part>` for each part of a Dict or Tuple action, named by its path such as
-    `arm.gripper`, and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of
-    its own environment newer than a drawn one, in the last batch).
+    `arm.gripper`. For the replay buffer `replay/size`, `replay/mean_picks` (how often a transition was sampled, on average) and
+    `replay/age_mean` (mean number of newer transitions from the same environment, in the last batch).
     """
 
     target_update_interval: int = 1
-    """Updates between moves of the target critics."""
+    """Updates between updates of the target critics."""
     policy_delay: Annotated[int, Range(1)] = 1
-    """Updates of the critics for one of the policy and the temperature."""
+    """Critic updates per update of the policy and the temperature."""
     adam_beta1: Annotated[float, Range(0, 0.999)] = 0.9
-    """Decay of Adam's mean gradient."""
+    """β₁, the decay of Adam's mean gradient."""
     ent_coef: float | str = "auto"
-    """Temperature α, a number, or `auto` (or `auto_0.1`, with a first value) to learn it."""
+    """Temperature α: a number, or `auto` (`auto_0.1` with an initial value) to learn it."""
     target_entropy: float | str | dict[str, float] = "auto"
-    """What a learned temperature aims at: `auto`, a number, or {continuous: …, discrete: …}. The entropy of continuous actions is counted
-    in [-1, 1], whatever the bounds of the Box."""
+    """Target of a learned temperature: `auto`, a number, or {continuous: …, discrete: …}. The entropy of continuous actions is that of
+    actions in [-1, 1], whatever the bounds of the Box."""
     target_entropy_multiplier: Annotated[float, Range(0)] = 1.0
-    """`auto` for continuous actions is this times minus their number of dimensions."""
+    """`auto` for continuous actions is minus the number of dimensions, times this factor."""
     target_entropy_scale: Annotated[float, Range(0, 1)] = 0.89
-    """`auto` for choices is this times log n, summed over the branches. Where actions are masked, the target for choices shrinks with the
-    greatest entropy that the legal ones can have."""
+    """`auto` for choices is log n, summed over the branches, times this factor. With action masks, the target for choices shrinks with the
+    maximum entropy of the legal choices."""
     value_network: bool = False
-    """Learn a state value V with a target beside two critics without, as in the first paper (eqs. 5, 7, 8)."""
+    """Learn a state value V with a target network, and two critics without one, as in the first paper (eqs. 5, 7, 8)."""
     critic_obs: list[str] | Literal["all", "state"] | None = None
-    """Names of observations that only critics get; of several agents `all` or `state`."""
+    """Names of observations that only critics see; with several agents `all` or `state`."""
     log_std_init: Annotated[float, Range(-20, 20)] = -3.0
-    """With use_sde: first log σ."""
+    """With use_sde: initial log σ."""
     threaded: bool = False
-    """Make the steps of the next iteration in a thread of its own while this one is learned from: with a policy that is one iteration old.
-    For environments that wait for something else, such as a simulator, or have processes of their own."""
+    """Collect the next iteration in a separate thread during updates, with a policy that is one iteration old. Useful for environments that
+    wait for something, such as a simulator, or that have their own processes."""
 
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "temperature_loss")
 
@@ -98,12 +98,12 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         self.kind_names = [f"_{kind}" for kind in self.actions.kinds] if len(self.actions.kinds) > 1 else [""]
 
     def check_quantiles(self) -> None:
-        """Raise `SettingError`: quantiles of the return are learned beside a value network, or of actions that are choices."""
+        """Raise `SettingError` if quantiles are combined with a value network or with discrete actions."""
         if self.n_quantiles is not None and self.value_network:
-            raise SettingError("n_quantiles does not go with value_network, which learns a mean; leave one out")
+            raise SettingError("n_quantiles cannot be combined with value_network, which learns a mean; leave one out")
         if self.n_quantiles is not None and "discrete" in self.actions.kinds:
-            with_quantiles = f"{type(self).__name__} with n_quantiles needs Box actions alone, got {short(self.spaces.action)}"
-            raise SettingError(f"{with_quantiles}; use SAC without it, or DQN, which has quantiles of its own")
+            with_quantiles = f"{type(self).__name__} with n_quantiles needs Box actions only, got {short(self.spaces.action)}"
+            raise SettingError(f"{with_quantiles}; use SAC without n_quantiles, or DQN with distribution quantiles")
 
     def experience(self) -> ReplayDataset:
         return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)
@@ -133,15 +133,15 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
             self.end_update(batch)
 
     def policy(self, obs: Tree, action_mask: Tree, batch: Transition, noise: Tensor) -> SoftSample:
-        """Return π(·|s): a draw of the continuous dimensions, the probabilities of all choices, and the entropy."""
+        """Return π(·|s): a sample of the continuous dimensions, the probabilities of all choices, and the entropy."""
         return self.actions.evaluate(self.network(obs, batch.memory, batch.episode_start), noise, action_mask)
 
     def critic_loss(
         self, batch: Transition, obs: Tree, next_noise: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) if V has a network of its own.
+        """Return J(Q) = ½ (Q(s, a) − (r + γ V(s')))² (1801.01290, eqs. 7 and 8), plus J(V) if V has its own network.
 
-        Also return the error of each row `[B]`, and metrics. The policy is drawn with `next_noise` at s', and with `noise` at s for J(V).
+        Also return the error of each row `[B]`, and metrics. Actions are sampled with `next_noise` at s', and with `noise` at s for J(V).
         """
         with torch.no_grad():
             target = batch.reward + batch.discount * batch.follow(self.next_value(batch, next_noise), 1)  # [Y, B, S]
@@ -166,7 +166,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         return losses.soft_value(expected, policy.entropy, self.temperature())
 
     def value_loss(self, batch: Transition, obs: Tree, noise: Tensor) -> Tensor:
-        """Return J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5); of choices, as ML-Agents does, min E[Q(s, a)]."""
+        """Return J(V) = ½ (V(s) − E[min Q(s, a) − α log π(a|s)])² (1801.01290, eq. 5); for choices min E[Q(s, a)], as in ML-Agents."""
         assert self.value is not None
         with torch.no_grad():
             policy = self.policy(obs, batch.action_mask, batch, noise)
@@ -178,7 +178,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     def actor_loss(self, batch: Transition, obs: Tree, noise: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return J(π) = E[α log π(a|s) − min Q(s, a)] (1812.05905, eq. 7; 1910.07207, eq. 12), the entropies `[B, K]`, and metrics.
 
-        With a value network Q is the first critic's.
+        With a value network, Q is that of the first critic.
         """
         policy = self.policy(obs, batch.action_mask, batch, noise)
         q = self.critic(obs, policy.action, batch.episode_start)
@@ -194,7 +194,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         return loss, policy.entropy.detach(), metrics
 
     def temperature_loss(self, batch: Transition, entropy: Tensor) -> Tensor:
-        """Return J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α for α as in the authors' code)."""
+        """Return J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α in place of α as in the authors' code)."""
         target = self.actions.attainable(self.temperature.target, batch.action_mask)
         return (batch.weight * losses.temperature_loss(self.temperature.log_alpha, entropy, target)).sum()
 

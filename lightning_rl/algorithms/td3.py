@@ -24,23 +24,23 @@ from lightning_rl.types import Transition, Tree
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TD3(CriticFields, ReplayFields, Algorithm):
-    """A deterministic policy that follows the gradient of the first of two critics, every other update, and explores with noise.
+    """Train a deterministic policy on the gradient of the first of two critics, every other update, and explore with noise.
 
     Metrics: `train/critic_loss`, `train/actor_loss`, `train/q_value`, `train/critic_grad_norm` and `train/actor_grad_norm` (before
-    clipping), and of the memory `replay/size`, `replay/mean_picks` (how often a memory was drawn) and `replay/age_mean` (transitions of
-    its own environment newer than a drawn one, in the last batch).
+    clipping). For the replay buffer `replay/size`, `replay/mean_picks` (how often a transition was sampled, on average) and
+    `replay/age_mean` (mean number of newer transitions from the same environment, in the last batch).
     """
 
     learning_rate: ScheduleSetting = 1e-3
     """Step size of the optimizers."""
     policy_delay: Annotated[int, Range(1)] = 2
-    """Updates of the critics for one of the policy and of the targets."""
+    """Critic updates per update of the policy and the targets."""
     action_noise: Annotated[float, Range(0)] = 0.1
-    """Standard deviation of the noise that explores, for actions in [-1, 1]."""
+    """Standard deviation of the exploration noise, for actions in [-1, 1]."""
     target_policy_noise: Annotated[float, Range(0)] = 0.2
-    """Standard deviation of the noise on the target's actions in [-1, 1]."""
+    """Standard deviation of the noise on the target policy's actions in [-1, 1]."""
     target_noise_clip: Annotated[float, Range(0)] = 0.5
-    """That noise is cut to ± this."""
+    """Clip the target policy's noise to ± this value."""
 
     losses = ("critic_loss", "actor_loss")
     min_optimizers = 2
@@ -73,7 +73,7 @@ class TD3(CriticFields, ReplayFields, Algorithm):
             self.end_update(batch)
 
     def smoothing_noise(self, batch: Transition) -> Tensor:
-        """Draw clip(ε, −c, c) for the target policy, `[B, A]` (alg. 1)."""
+        """Sample clip(ε, −c, c) for the target policy, `[B, A]` (alg. 1)."""
         noise = torch.empty_like(batch.action).normal_(generator=self.noise) * self.target_policy_noise
         return noise.clamp(-self.target_noise_clip, self.target_noise_clip)
 

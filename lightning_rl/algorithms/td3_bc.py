@@ -1,4 +1,4 @@
-"""TD3+BC (Fujimoto and Gu 2021, https://arxiv.org/abs/2106.06860): TD3 offline, with a policy that also stays near the data."""
+"""TD3+BC (Fujimoto and Gu 2021, https://arxiv.org/abs/2106.06860): offline TD3 with a policy that stays close to the data."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,22 +15,22 @@ from lightning_rl.types import Transition, Tree
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TD3BC(OfflineFields, TD3):  # type: ignore[misc]  # `dataset` is also the experience
-    """Climb the first critic, in units of its mean size, and clone the data. Box actions alone.
+    """Maximize the first critic, scaled by its mean absolute value, and clone the data. Box actions only.
 
-    The dataset alone is learned from; with `online` the environment's steps too.
+    Learns from the dataset only; with `online`, also from the environment's steps.
 
-    Metrics: those of `TD3`, and `train/epochs` (how often all transitions were learned from).
+    Metrics: those of `TD3`, and `train/epochs` (passes over all transitions).
     """
 
     learning_rate: ScheduleSetting = 3e-4
     """Step size of the optimizers."""
     normalize_obs: str = "frozen"
-    """By the statistics of the dataset: `frozen`, or with `online` going on, `running`; or `off`."""
+    """Normalize observations by the statistics of the dataset: `frozen`, or `running`, which `online` continues; or `off`."""
     alpha: Annotated[float, Range(0)] = 2.5
-    """Weight of the critic beside cloning; 0 clones the data."""
+    """Weight of the critic relative to cloning; 0 only clones the data."""
 
     def actor_loss(self, batch: Transition, obs: Tree) -> Tensor:
-        """Return −λ Q₁(s, π(s)) + (π(s) − a)² with λ = α / mean |Q₁(s, π(s))| (eqs. 3 and 5), actions in [-1, 1]."""
+        """Return −λ Q₁(s, π(s)) + (π(s) − a)² with λ = α / mean |Q₁(s, π(s))| (eqs. 3 and 5), for actions in [-1, 1]."""
         action = self.network(obs, batch.memory, batch.episode_start)
         q = self.critic(obs, action, batch.episode_start)[: self.critic.estimate.atoms, :, 0].mean(0).sum(-1)
         scale = self.alpha / mean(q.detach().abs(), batch.weight).clamp(min=1e-8)

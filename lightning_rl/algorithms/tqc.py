@@ -9,17 +9,17 @@ from lightning_rl.training.arguments import Range
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TQC(SAC):
-    """Learn quantiles of the return, and leave the greatest of all critics together out of the target, which would overestimate it.
+    """Learn quantiles of the return, and drop the largest quantiles of all critics from the target to prevent overestimation.
 
-    Quantiles of all E critics learn y_i = r + γ (z̄_(i) − α log π(a'|s')), i = 1 … E (Z − d): of the E Z target quantiles z̄ at s', in order,
-    the E d greatest are left out. The policy climbs the mean of all quantiles in place of min Q.
+    Quantiles of all E critics learn y_i = r + γ (z̄_(i) − α log π(a'|s')), i = 1 … E (Z − d): the E Z target quantiles z̄ at s' are sorted,
+    and the E d largest are dropped. The policy maximizes the mean of all quantiles instead of min Q.
 
-    Only defaults differ from `SAC`, whose lines run: its critics are read by `QuantileValue` (networks/off_policy.py). Box actions alone.
+    Only the defaults differ from `SAC`, whose critics `QuantileValue` (networks/off_policy.py) evaluates. Box actions only.
 
     Metrics: those of `SAC`; `train/q_value` is the mean of all quantiles.
     """
 
     n_quantiles: Annotated[int, Range(1)] | None = 25
-    """Critics learn this many quantiles of the return; null, with `drop_quantiles` 0: its mean, as SAC does."""
+    """Quantiles of the return per critic; null, with `drop_quantiles` 0: learn the mean, as in SAC."""
     drop_quantiles: Annotated[int, Range(0)] = 2
-    """How many of the greatest quantiles, for each critic, the target leaves out (the paper: 5 for Hopper, 0 for HalfCheetah, else 2)."""
+    """Number of largest quantiles per critic to drop from the target (the paper: 5 for Hopper, 0 for HalfCheetah, else 2)."""

@@ -25,36 +25,36 @@ from lightning_rl.types import Rollout
 class TRPO(ActorCriticFields, Algorithm):
     """Collect a rollout, move the policy along the natural gradient as far as the trust region allows, then fit the value function.
 
-    Policy and value function have networks of their own. A NaN or infinity in the policy's step fails its line search, which makes no step.
+    Policy and value function have separate networks. If the policy's step is NaN or infinite, the line search fails and no step is made.
 
-    Metrics: `train/policy_objective` and `train/kl_divergence` (of the new policy from the old one, after the step),
-    `train/line_search_success` (0: no step was made), `train/value_loss`, `train/explained_variance` (of the returns by the values).
+    Metrics: `train/policy_objective` and `train/kl_divergence` (KL(π_old ‖ π)), both after the step, `train/line_search_success` (0: no
+    step was made), `train/value_loss`, `train/explained_variance` (of the returns by the values).
     """
 
     learning_rate: ScheduleSetting = 1e-3
     """Step size of the value function's Adam."""
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut the value function's gradients to this Euclidean norm; null leaves them."""
+    """Clip the value function's gradients to this Euclidean norm; null: no clipping."""
     n_steps: Annotated[int, Range(1)] = 256
-    """Steps of each environment in a rollout."""
+    """Steps per environment in a rollout."""
     batch_size: Annotated[int, Range(1)] = 128
-    """Rows of a minibatch of the value function: a divisor of `n_steps * num_envs`, with a memory a multiple of its sequence_length."""
+    """Rows of a minibatch of the value function: a divisor of `n_steps * num_envs`; with a memory, a multiple of its sequence_length."""
     gae_lambda: Annotated[float, Range(0, 1)] = 0.95
-    """λ of the generalised advantage estimate; 1 gives n-step returns."""
+    """λ of generalized advantage estimation; 1 gives n-step returns."""
     normalize_advantage: bool = True
-    """Zero mean and unit variance over a rollout."""
+    """Normalize advantages to zero mean and unit variance over a rollout."""
     target_kl: Annotated[float, Range(0, open_low=True)] = 0.01
-    """δ, the largest mean KL divergence of a step."""
+    """δ, the maximum mean KL divergence of a step."""
     cg_max_steps: Annotated[int, Range(1)] = 15
-    """Steps of the conjugate gradient."""
+    """Maximum steps of the conjugate gradient method."""
     cg_damping: Annotated[float, Range(0)] = 0.1
-    """Added to the diagonal of the Fisher matrix."""
+    """Damping, added to the diagonal of the Fisher matrix."""
     line_search_shrinking_factor: Annotated[float, Range(0, 1, open_low=True)] = 0.8
-    """A step that is too long is multiplied by this."""
+    """Factor that shortens a step that is too long."""
     line_search_max_iter: Annotated[int, Range(1)] = 10
-    """How many lengths are tried; after that no step is made."""
+    """Number of step lengths to try; if all fail, no step is made."""
     n_critic_updates: Annotated[int, Range(1)] = 10
-    """Passes of the value function over a rollout."""
+    """Epochs of the value function over a rollout."""
     ent_coef: float = field(init=False, default=0.0)
     vf_coef: float = field(init=False, default=1.0)
     critic_burn_in_steps: int = field(init=False, default=0)
@@ -90,7 +90,7 @@ class TRPO(ActorCriticFields, Algorithm):
         self.end_update(batch)
 
     def improve_policy(self, batch: Batch) -> dict[str, Tensor]:
-        """Maximize L(θ) within KL ≤ δ: s = F⁻¹ g, a step of √(2δ / sᵀFs) s, shortened until it does both (app. C). Return metrics."""
+        """Maximize L(θ) with KL ≤ δ: s = F⁻¹ g, a step √(2δ / sᵀFs) s, shortened until L improves and KL < δ (app. C). Return metrics."""
         with torch.no_grad():
             old = self.densities(batch)
         objective, kl = self.surrogate(batch, old)
@@ -114,12 +114,12 @@ class TRPO(ActorCriticFields, Algorithm):
         return {"policy_objective": before, "kl_divergence": torch.zeros(()), "line_search_success": torch.zeros(())}
 
     def densities(self, batch: Batch) -> list[torch.distributions.Distribution]:
-        """Return π(·|s) of each row, leaf by leaf of the action."""
+        """Return π(·|s) of each row, for each leaf of the action."""
         x, _ = self.network.policy(batch.obs, batch.memory, batch.episode_start)
         return self.network.distribution.densities(x, batch.action_mask)
 
     def surrogate(self, batch: Batch, old: Sequence[torch.distributions.Distribution]) -> tuple[Tensor, Tensor]:
-        """Return L(θ) = E[π(a|s) / π_old(a|s) Â] (eq. 14), and the mean of KL(π_old ‖ π), whose Hessian at π_old is the Fisher matrix."""
+        """Return L(θ) = E[π(a|s) / π_old(a|s) Â] (eq. 14), and the mean KL(π_old ‖ π), whose Hessian at π_old is the Fisher matrix."""
         x, _ = self.network.policy(batch.obs, batch.memory, batch.episode_start)
         log_prob = self.network.distribution.evaluate(x, batch.action, batch.action_mask)[0]
         ratio = (log_prob - batch.log_prob).sum(-1).exp()
@@ -148,7 +148,7 @@ class TRPO(ActorCriticFields, Algorithm):
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, steps: int) -> Tensor:
-    """Solve A x = b for a symmetric positive A, known by its product with a vector (Hestenes and Stiefel 1952)."""
+    """Solve A x = b for a symmetric positive definite A, given its product with a vector (Hestenes and Stiefel 1952)."""
     x, residual, direction = torch.zeros_like(b), b.clone(), b.clone()
     square = residual @ residual
     for _ in range(steps):

@@ -105,7 +105,7 @@ def test_a_policy_with_a_memory_and_a_critic_that_sees_more_trains_and_continues
     [
         ({"critic_obs": ["anser"]}, "critic_obs: there is no observation 'anser'; did you mean answer?"),
         ({"critic_obs": ["answer", "number"]}, "critic_obs: these are all observations"),
-        ({"critic_obs": ["answer"], "share_encoder": True}, "share_encoder true would show the policy what critic_obs keeps from it"),
+        ({"critic_obs": ["answer"], "share_encoder": True}, "share_encoder true would show critic_obs to the policy"),
         ({"critic_obs": "all"}, "critic_obs all is for environments of several agents"),
     ],
 )

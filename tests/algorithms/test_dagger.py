@@ -116,7 +116,7 @@ def test_a_teacher_that_cannot_teach_is_one_line(teachers, name, env_id, line):
 
 
 def test_priorities_need_values(teachers):
-    with pytest.raises(SettingError, match=r"replay\.prioritized goes by errors of values"):
+    with pytest.raises(SettingError, match=r"replay\.prioritized needs TD errors"):
         student(teachers["choices"], replay={"prioritized": True})
 
 

@@ -247,8 +247,8 @@ class SetLessons(pl.Callback):
         ({"sigma": 0.0}, "sigma must be > 0, got 0.0"),
         ({"max_length_ratio": 0.5}, "max_length_ratio must be >= 1, got 0.5"),
         ({"gamma": 0.9}, "gamma is not a setting of EvolutionStrategies"),
-        ({"actors": {"ordered": True}}, "actors.ordered means nothing to EvolutionStrategies"),
-        ({"actors": {"queue_factor": 3}}, "actors.queue_factor means nothing to EvolutionStrategies"),
+        ({"actors": {"ordered": True}}, "actors.ordered does not apply to EvolutionStrategies"),
+        ({"actors": {"queue_factor": 3}}, "actors.queue_factor does not apply to EvolutionStrategies"),
         ({"env": {"vectorization": "async"}}, "env.vectorization async: each environment begins its episodes when its weights change"),
     ],
 )

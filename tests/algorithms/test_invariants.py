@@ -394,13 +394,13 @@ def test_the_statistics_that_are_evaluated_and_saved_act_next(algorithm):
 
 
 def test_names_that_a_run_needs_for_itself_are_no_settings():
-    with pytest.raises(SettingError, match=r"Counting\.count: every run has a count of its own; choose another name"):
+    with pytest.raises(SettingError, match=r"Counting\.count: every run already has a count; choose another name"):
 
         @dataclass(kw_only=True, eq=False, repr=False)
         class Counting(PPO):
             count: int = 0
 
-    with pytest.raises(SettingError, match=r"Long\.length: every run has a length of its own; choose another name"):
+    with pytest.raises(SettingError, match=r"Long\.length: every run already has a length; choose another name"):
 
         class Long(PPO):
             length = 5

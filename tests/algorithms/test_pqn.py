@@ -61,7 +61,7 @@ def test_exploration_falls_and_is_that_of_the_step_after_loading():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"spaces": SPACES._replace(masked=True)}, "PQN does not know which actions are legal"),
+        ({"spaces": SPACES._replace(masked=True)}, "PQN does not support action masks"),
         ({"memory": LSTM(4, 8, burn_in=2)}, "memory.burn_in 2 is for replayed sequences"),
         ({"env": {"id": "Pendulum-v1"}}, "DQN"),
     ],

@@ -165,7 +165,7 @@ def test_evolution_strategies_refuse_several_agents(algorithm):
     with pytest.raises(SettingError) as raised:
         tiny(algorithm, "tests.agents.Mortal")
     name = algorithm.__name__
-    assert str(raised.value) == f"{name} plays no environments of PettingZoo or VMAS, such as tests.agents.Mortal; use another algorithm"
+    assert str(raised.value) == f"{name} does not support multi-agent environments such as tests.agents.Mortal; use another algorithm"
 
 
 def test_evolution_strategies_of_one_behavior_are_refused_without_a_name_of_the_environment():

@@ -127,14 +127,14 @@ def test_a_checkpoint_cannot_name_a_function_of_a_library_as_an_opponent(name, t
 
 
 def test_an_opponent_where_all_agents_learn_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="all agents of this environment learn, and nobody plays against them; add self_play"):
+    with pytest.raises(SettingError, match="all agents of this environment learn, so there are no seats for it; add self_play"):
         lrl.evaluate(game("lightning_rl.envs.games.rock_paper_scissors"), 1, opponent=MINIMAX)
-    with pytest.raises(SettingError, match="nobody plays against them"):
+    with pytest.raises(SettingError, match="there are no seats for it"):
         fit(game("lightning_rl.envs.games.rock_paper_scissors", max_env_steps=64), tmp_path, evaluation={"opponent": MINIMAX})
 
 
 def test_an_opponent_in_an_environment_without_seats_is_refused_before_it_is_loaded(tmp_path):
-    with pytest.raises(SettingError, match="opponent no/run: this is no game, so there are no seats for others; leave it out"):
+    with pytest.raises(SettingError, match="opponent no/run: this environment has no seats for opponents; leave it out"):
         lrl.evaluate(tiny(PPO, "CartPole-v1"), 1, opponent="no/run")
 
 

@@ -150,5 +150,5 @@ def test_a_video_shows_every_step_and_what_is_not_possible_is_refused(folder, ca
     assert len(read(video)[1]) == int(re.search(r"length (\d+)", out)[1]) + 1 >= fewest
     status, _, err = run("collect --ckpt_path a.ckpt --dataset several/agents-v0", capfd)
     assert (status, err.count("\n")) == (2, 1) and "collect records environments of one agent" in err
-    with pytest.raises(SettingError, match="EvolutionStrategies plays no environments of PettingZoo or VMAS, such as"):
+    with pytest.raises(SettingError, match="EvolutionStrategies does not support multi-agent environments such as"):
         tiny(EvolutionStrategies, env_id, encoder="mlp")
