@@ -139,7 +139,7 @@ ERRORS = {
         ("--model SAC --model.replay.beta -1", "replay.beta must be >= 0 and <= 1, got -1"),
         ("--model SAC --model.replay.demonstration a/b-v0", "--model.replay.demonstration is not a setting; did you mean demonstrations?"),
         ("--model SAC --model.replay.demonstrations no/such-v0", "dataset 'no/such-v0' is neither in"),
-        ("--model SAC --model.replay.demonstration_share 0.5", "demonstration_share 0.5 is a share of nothing: name replay.demonstrations"),
+        ("--model SAC --model.replay.demonstration_share 0.5", "demonstration_share 0.5 needs demonstrations: name replay.demonstrations"),
         (
             "--model SAC --model.replay.demonstrations a/b-v0 --model.replay.demonstration_share 1",
             "replay.demonstration_share must be a number > 0 and < 1, got 1",
@@ -175,7 +175,7 @@ ERRORS = {
             "lower buffer_size",
         ),
         ("--model SAC --model.warmup rndom", "model.warmup must be one of random, policy", "rndom", "did you mean random?"),
-        ("--model SAC --model.ent_coef auto_x", "ent_coef 'auto_x' must be a number, auto, or auto_<first value>"),
+        ("--model SAC --model.ent_coef auto_x", "ent_coef 'auto_x' must be a number, auto, or auto_<initial value>"),
         ("--model SAC --model.ent_coef auto_0", "ent_coef must be > 0, got 0"),
         ("--model SAC --model.target_entropy high", "target_entropy 'high' must be auto, or a number for each kind", "{discrete: …}"),
         ("--model SAC --model.target_entropy '{continuous: 3}'", "target_entropy.continuous: the actions are discrete"),

@@ -371,9 +371,7 @@ def test_a_run_that_continues_with_another_task_forgets_the_best_score_and_the_e
     capsys.readouterr()
     counts = Episodes()
     run = go(changes, 512, [7, 8, 7, 7, 7], counts, ckpt_path=tmp_path / "PPO/Scripted-v0/a/checkpoints/last.ckpt", force=True)
-    forgotten = (
-        "changed since the checkpoint: the best score so far and the statistics of episodes are those of another task, and forgotten"
-    )
+    forgotten = "changed since the checkpoint: the best score so far and the statistics of episodes belong to another task and are reset"
     out = capsys.readouterr().out
     assert (forgotten in out, f"{named} {forgotten}" in out) == (named is not None, named is not None)
     assert counts.counts[0] == episodes

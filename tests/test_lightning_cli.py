@@ -70,7 +70,7 @@ def test_values_may_be_written_as_sweeps_write_them(folder, capfd):
         ("--model.lr 0.1", "here it is model.learning_rate"),
         ("--optimizer Adam", "here it is configure_optimizers of a subclass, see docs/your_own.md"),
         ("--lr_scheduler StepLR", "here it is a schedule as model.learning_rate"),
-        ("--data Mine", "algorithms make their own experience"),
+        ("--data Mine", "algorithms collect their own experience"),
         ("--model.max_env_steps 10.5", "model.max_env_steps must be an integer, got 10.5"),
     ],
 )

@@ -230,7 +230,7 @@ def test_steps_of_loops_that_never_run_are_named_at_the_start(capsys):
 
 def test_data_for_a_test_and_a_misspelt_flag_are_refused_in_one_line(tmp_path):
     trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu")
-    with pytest.raises(SettingError, match=r"^PPO is judged by episodes of its environment"):
+    with pytest.raises(SettingError, match=r"^PPO is evaluated in its environment"):
         trainer.test(tiny(PPO), dataloaders=[1])
     with pytest.raises(SettingError, match=r"^trainer.max_stepss is not a flag; did you mean max_steps\?$"):
         Trainer(max_stepss=3)

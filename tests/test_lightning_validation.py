@@ -260,7 +260,7 @@ def test_validate_test_and_predict_play_with_the_weights_asked_for(algorithm, tm
 
 def test_the_best_of_a_trainer_that_saved_nothing_is_one_line(tmp_path):
     for play in ("validate", "test", "predict", "fit"):
-        with pytest.raises(SettingError, match=r"^ckpt_path best: this Trainer has saved none; fit first, or name a file$"):
+        with pytest.raises(SettingError, match=r"^ckpt_path best: this Trainer has saved no checkpoint; call fit first, or name a file$"):
             getattr(trainer_of(tmp_path), play)(tiny(PPO), ckpt_path="best")
 
 

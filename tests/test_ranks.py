@@ -74,7 +74,7 @@ def test_two_ranks_learn_together_stop_together_and_go_on(cases, tmp_path, capsy
     assert all("REFUSED rank 1 begins at 0 environment steps and rank 0 at " in out for out, _ in said)
     out = said[0][0]
     assert out.count("rank 1: final observation of environment 0 is nan at environment step") == 1 and "REPLACED 1.0" in out
-    assert ranks[1].returncode == -signal.SIGKILL and "LOST another process of this run is gone at " in out
+    assert ranks[1].returncode == -signal.SIGKILL and "LOST another process of this run died at " in out
     assert out.count("(ranks x env.num_envs), not 2 x 2") == len(ALONE) and "holds no replay buffer" not in out
     for case in ALONE:
         alone_from_two(tmp_path / case / "stopped", case, capsys)
@@ -235,7 +235,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(victim, tmp_path):
         assert len(ranks) == 2 and all(has_ended(each, within=30) for each in ranks)
         out, err = first.communicate()
     assert first.returncode == (1 if victim else -signal.SIGKILL)
-    assert err.count("\n") == 1 and err.startswith("error: another process of this run is gone at "), err
+    assert err.count("\n") == 1 and err.startswith("error: another process of this run died at "), err
     assert ("continue it: lightning-rl fit --config runs/PPO/CartPole-v1/version_0/config.yaml" in out) == bool(victim)
 
 
@@ -269,7 +269,7 @@ def test_a_script_that_spawns_ranks_on_import_gets_an_error_that_names_the_main_
     (tmp_path / "script.py").write_text(UNGUARDED)
     script = Apart("script.py", tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
     _, err = script.communicate(timeout=120)
-    last = 'SettingError: spawned processes import the program: let it train below `if __name__ == "__main__":`'
+    last = 'SettingError: spawned processes import the program: put the training below `if __name__ == "__main__":`'
     assert script.returncode == 1 and err.splitlines()[-1].endswith(last), err[-2000:]
     assert err.count("Traceback") == 1 and list(tmp_path.rglob("runs/*")) == []
 

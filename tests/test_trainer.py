@@ -553,7 +553,7 @@ def test_a_logger_whose_disk_is_full_is_reported_in_one_line(fit, folder, capfd)
 
     run = fit(callbacks=[Full()], enable_progress_bar=True).run_folder
     out, err = capfd.readouterr()
-    assert err == "" and "TensorBoardLogger could not write and is left out, the run goes on: Is a directory\n" in out
+    assert err == "" and "TensorBoardLogger could not write and is turned off, the run goes on: Is a directory\n" in out
     assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == 96
 
 

@@ -1,1 +1,1 @@
-"""What Lightning drives: the run, its state, its folder, and the Trainer."""
+"""Training with Lightning: the run, its state and folder, and the Trainer."""

@@ -1,4 +1,4 @@
-"""What settings may be, given as dataclass fields or arguments: their ranges and types, checked, converted, and stored as plain data."""
+"""Check settings of dataclass fields and arguments against their types and ranges, convert them, and store them as plain data."""
 
 import inspect
 import math
@@ -21,17 +21,17 @@ from lightning_rl.schedules import BuildSchedule, Schedule, as_points, make_sche
 from lightning_rl.setting_names import way_out_of_algorithm
 
 Kind = tuple[object, tuple[object, ...]]
-"""A type, with the notes of its annotation."""
+"""A type, with the metadata of its annotation."""
 
 
 @dataclass(frozen=True, repr=False)
 class Range:
-    """The values of a number, in its annotation: `Annotated[int, Range(1)]`.
+    """The allowed values of a number, in its annotation: `Annotated[int, Range(1)]`.
 
     Args:
-        low: the least.
-        high: the greatest.
-        open_low: the least is excluded.
+        low: minimum.
+        high: maximum.
+        open_low: exclude the minimum.
     """
 
     low: float = -float("inf")
@@ -44,7 +44,7 @@ class Range:
 
 
 def settings_of(cls: type) -> dict[str, inspect.Parameter]:
-    """Return all settings of a class, with those that `**common` passes on to its bases."""
+    """Return all settings of a class, including those that `**kwargs` pass on to its bases."""
     parameters: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base):
@@ -57,8 +57,10 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, object]) -> None:
-    """Raise `SettingError` for a setting that a class does not have, for a wrong one of an `__init__` of its own, for one that a subclass
-    sets without being a dataclass, for a module, and for arguments that must have names.
+    """Raise `SettingError` for invalid arguments of a class.
+
+    These are unknown settings, wrong values for the class's own `__init__`, settings in a subclass that is not a dataclass, modules, and
+    positional arguments that must be named.
     """
     check_decorated(cls)
     names = settings_of(cls)
@@ -75,14 +77,14 @@ def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, obj
     by_place = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if args and isinstance(args[0], str) and args[0].endswith("Policy"):
         write = f"write {cls.__name__}('CartPole-v1', …)"
-        raise SettingError(f"{args[0]!r} is not an environment: {write}; the spaces choose the network, or encoder and net_arch do")
+        raise SettingError(f"{args[0]!r} is not an environment: {write}; the spaces, encoder and net_arch determine the network")
     if len(args) > by_place:
         got = ", ".join(shorten(repr(each), 30) for each in args)
-        raise SettingError(f"{cls.__name__}({got}): only the environment has no name; write setting=value for the others")
+        raise SettingError(f"{cls.__name__}({got}): only the environment is positional; write setting=value for the others")
 
 
 def check_decorated(cls: type) -> None:
-    """Raise `SettingError` for a setting in the body of a class that is no dataclass, where it would be none."""
+    """Raise `SettingError` for a setting in the body of a class that is not a dataclass, where it would have no effect."""
     for base in cls.__mro__:
         if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
             annotated = {name for name, hint in inspect.get_annotations(base).items() if _is_setting(hint)}
@@ -92,12 +94,12 @@ def check_decorated(cls: type) -> None:
 
 
 def _is_setting(hint: object) -> bool:
-    """Return whether an annotation has a note that only settings have."""
+    """Return whether an annotation has metadata that only settings have."""
     return any(isinstance(note, Range | BuildSchedule) for _, notes in _alternatives(hint) for note in notes)
 
 
 def read_fields(instance: Any) -> dict[str, Schedule]:
-    """Check each field by its annotation, and convert it, see `read_value`. Return the schedules."""
+    """Check and convert each field by its annotation; see `read_value`. Return the schedules."""
     schedules: dict[str, Schedule] = {}
     for name, kinds in _kinds_of(type(instance)).items():
         value, schedule = read_value(name, getattr(instance, name), kinds)
@@ -108,10 +110,12 @@ def read_fields(instance: Any) -> dict[str, Schedule]:
 
 
 def read_value(name: str, value: Any, kinds: list[Kind]) -> tuple[Any, Schedule | None]:
-    """Check a setting by the types that it may have. Return it, 1e6 as an integer and a schedule as its first value, and its schedule.
+    """Check a setting against its allowed types. Return its value and its schedule, if it has one.
+
+    Whole floats such as 1e6 become integers; the value of a schedule is its initial value.
 
     Raises:
-        SettingError: a value outside its `Range`, not in its `Literal`, or not a flag.
+        SettingError: the value is outside its `Range`, not in its `Literal`, or not true or false.
     """
     schedule = None
     if value is None and (NoneType, ()) in kinds:
@@ -135,11 +139,11 @@ def read_value(name: str, value: Any, kinds: list[Kind]) -> tuple[Any, Schedule 
 
 
 def _kinds_of(cls: Any) -> dict[str, list[Kind]]:
-    """Return the types that each field of a dataclass may have."""
+    """Return the allowed types of each field of a dataclass."""
     kinds = {each.name: list(_alternatives(each.type)) for each in fields(cls) if each.init}
     for name, found in kinds.items():
         if any(isinstance(kind, str) for kind, _ in found):
-            raise SettingError(f"{cls.__name__}.{name}: its annotation is a string; leave out `from __future__ import annotations`")
+            raise SettingError(f"{cls.__name__}.{name}: its annotation is a string; remove `from __future__ import annotations`")
     return kinds
 
 
@@ -168,7 +172,7 @@ def convert_integers(parameters: Mapping[str, inspect.Parameter], given: Mapping
 
 
 def with_integers(init: Callable[..., None]) -> Callable[..., None]:
-    """Make an `__init__` of a user's class accept 1e6 as an integer; annotate its `env`, which the command line builds by its type."""
+    """Make the `__init__` of a user's class accept 1e6 as an integer, and annotate its `env`, whose type the command line needs."""
     init.__annotations__.setdefault("env", EnvConfig)
     parameters = inspect.signature(init).parameters
 
@@ -180,7 +184,7 @@ def with_integers(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def complete_settings(algorithm: Any) -> dict[str, object]:
-    """Return the arguments an algorithm was built with, and the defaults of the others, but for `spaces`, which are stored separately."""
+    """Return the arguments of an algorithm and the defaults of the others, except `spaces`, which are stored separately."""
     args, kwargs = algorithm.given_arguments
     cls, parameters = type(algorithm), settings_of(type(algorithm))
     defaults = {name: default_of(cls, each) for name, each in parameters.items() if each.default is not each.empty}
@@ -191,7 +195,7 @@ def complete_settings(algorithm: Any) -> dict[str, object]:
     for name in scheduled & settings.keys():
         if callable(function := settings[name]):
             settings[name] = as_points(name, function)
-    if isinstance(encoder := settings.get("encoder"), type):  # a checkpoint holds its path
+    if isinstance(encoder := settings.get("encoder"), type):  # checkpoints store its path
         settings["encoder"] = f"{encoder.__module__}.{encoder.__qualname__}"
     return {name: value for name, value in settings.items() if name != "spaces"}
 
@@ -204,10 +208,10 @@ def default_of(cls: Any, parameter: inspect.Parameter) -> object:
 
 
 def plain(value: object) -> Any:
-    """Convert settings to plain data: arrays to lists, paths to texts, and keys, but for whole numbers, to texts.
+    """Convert settings to plain data: arrays to lists, paths to strings, and keys, except integers, to strings.
 
-    Ready environments, functions and demonstrations, which are not stored, become None; so does an `EnvConfig` that holds such things,
-    since without them it would be another environment.
+    Ready environments, functions and demonstrations are not stored and become None. So does an `EnvConfig` that contains them: without
+    them it would be another environment.
     """
     if isinstance(value, Mapping):
         keys = [key.item() if isinstance(key, np.generic) else key for key in value]
@@ -229,7 +233,7 @@ def plain(value: object) -> Any:
 
 
 def loses(value: object, stored: Any) -> bool:
-    """Return whether `plain` left out a part of a value, or turned an object of somebody else's class into a dict."""
+    """Return whether `plain` dropped a part of a value, or turned an object of another package's class into a dict."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if is_dataclass(value):

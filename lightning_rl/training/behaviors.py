@@ -1,7 +1,6 @@
-"""What behaviors are in a run of several: which agents they have, and who learns them, or acts without learning.
+"""Behaviors of multi-agent runs: their agents, and the algorithm that trains each or a frozen policy.
 
-Also who plays against those who learn: opponents by their names, `random`, a run, or the path of a scripted player, and the settings of
-self-play.
+Also opponents of the agents that learn (`random`, a run, or the path of a scripted player), and the settings of self-play.
 """
 
 import importlib
@@ -33,20 +32,20 @@ from lightning_rl.training.loading import algorithm_class, stored_name
 from lightning_rl.training.run import Run
 
 BEHAVIOR_KEYS = ("agents", "learner")
-"""The settings of a behavior, all of which it needs."""
+"""The settings of a behavior, all required."""
 OF_THE_RUN = ("env", "max_env_steps", "log_interval", "spaces")
-"""Settings that behaviors do not have for themselves."""
+"""Settings of the run, which single behaviors do not have."""
 
 
 @dataclass(frozen=True)
 class Behavior:
-    """Agents that act by one policy, and who learns it.
+    """Agents that share one policy, and the algorithm that trains it.
 
     Args:
         agents: their names, or patterns of names such as `adversary_*`.
-        learner: an algorithm, with its settings: a class such as `SAC`, or `partial(SAC, buffer_size=50_000)`; or `FrozenPolicy`.
-        frozen: whether it acts and does not learn.
-        origin: where a frozen one comes from, as a checkpoint of several says it.
+        learner: an algorithm with its settings: a class such as `SAC`, `partial(SAC, buffer_size=50_000)`, or a `FrozenPolicy`.
+        frozen: the behavior acts but does not learn.
+        origin: the source of a frozen behavior, as stored in a checkpoint.
     """
 
     agents: str | list[str]
@@ -56,32 +55,32 @@ class Behavior:
 
     @property
     def joint(self) -> str:
-        """Return what its critics see jointly, as in `Spaces`."""
+        """Return what its critics see jointly; see `Spaces`."""
         cls = getattr(self.learner, "func", self.learner)
         critic_obs = getattr(self.learner, "keywords", {}).get("critic_obs", getattr(cls, "critic_obs", None))
         return critic_obs if isinstance(critic_obs, str) else ""
 
     def choose(self, agents: Sequence[str]) -> list[str]:
-        """Return those of an environment's agents that have this behavior."""
+        """Return the agents of an environment that have this behavior."""
         return choose_agents(self.patterns, agents)
 
     @property
     def patterns(self) -> list[str]:
-        """Return the patterns of agents' names, of which there may be one."""
+        """Return the patterns of agents' names, also a single one, as a list."""
         return [self.agents] if isinstance(self.agents, str) else self.agents
 
 
 def choose_agents(patterns: Sequence[str], agents: Sequence[str]) -> list[str]:
-    """Return those agents whose names match one of the patterns, such as `adversary_*`."""
+    """Return the agents whose names match one of the patterns, such as `adversary_*`."""
     return [agent for agent in agents if any(fnmatchcase(agent, pattern) for pattern in patterns)]
 
 
 class FrozenPolicy:
-    """The policy of another run, which acts and does not learn, in place of a learner.
+    """The policy of another run, which acts but does not learn, in place of a learner.
 
     Args:
-        checkpoint: of that run, or its folder.
-        behavior: which policy, where it has several.
+        checkpoint: a checkpoint of that run, or its folder.
+        behavior: which of its policies, if it has several.
     """
 
     def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
@@ -102,11 +101,11 @@ class FrozenPolicy:
 
 
 def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = False) -> Behavior:
-    """Return a behavior that settings describe: `agents`, and a `learner` with `class_path` and `init_args`, or the `checkpoint` of one.
+    """Build a behavior from settings: `agents`, and a `learner` with `class_path` and `init_args`, or with a `checkpoint`.
 
-    `stored`: they are those of a checkpoint that is being loaded, which holds the weights of a frozen behavior too.
+    `stored`: the settings are from a checkpoint that is being loaded, which also contains the weights of frozen behaviors.
 
-    Raises `SettingError`: they do not, or there is no such algorithm.
+    Raises `SettingError`: the settings are invalid, or the algorithm does not exist.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise SettingError(f"behaviors: the name {name!r} must consist of letters, digits, _ and -")
@@ -121,7 +120,7 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
             raise SettingError(f"behavior {name}: {cls.__name__} does not learn from the steps of agents; choose another algorithm")
         for setting in OF_THE_RUN:
             if setting in getattr(given.learner, "keywords", {}):
-                raise SettingError(f"behavior {name}: {setting} belongs to the run, and not to one behavior")
+                raise SettingError(f"behavior {name}: {setting} belongs to the run, not to one behavior")
         return replace(given, frozen=given.frozen or isinstance(given.learner, FrozenPolicy))
     if not isinstance(given, Mapping):
         raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")
@@ -144,9 +143,9 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
         settings = dict(learner.get("init_args") or {})
         for setting in OF_THE_RUN:
             if setting in settings:
-                raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, and not to one behavior")
+                raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, not to one behavior")
         if isinstance(settings.get("memory"), str):
-            settings["memory"] = {"class_path": settings["memory"]}  # as the command line reads it for one policy
+            settings["memory"] = {"class_path": settings["memory"]}  # like the command line for one policy
         learner = partial(algorithm_class(learner["class_path"], LearningRun), **settings)
     return as_behavior(name, Behavior(given["agents"], learner, frozen, origin))
 
@@ -154,15 +153,16 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
 def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
     """Return the spaces of each behavior, with the names of its agents, by building one environment.
 
-    Raises `SettingError`: agents of no behavior, or of two, or of one with different spaces; a pattern of none; or agents move in turn.
+    Raises `SettingError`: an agent has no behavior or two, agents of one behavior have different spaces, a pattern matches no agent, or
+    agents take turns.
     """
     with closing(make_env(env)) as built:
         one = built.unwrapped
         if not isinstance(one, AgentsEnv):
-            raise SettingError("MultiAgent needs an environment of several agents, such as mpe2.simple_spread_v3")
+            raise SettingError("MultiAgent needs a multi-agent environment, such as mpe2.simple_spread_v3")
         if one.takes_turns:
             raise SettingError(
-                f"MultiAgent: the agents of {one.name} move in turn, and cannot learn all at once; use one algorithm for them"
+                f"MultiAgent: the agents of {one.name} take turns and cannot all learn at the same time; use one algorithm for them"
             )
         built.reset(seed=0)
         for name, pattern in ((name, pattern) for name, behavior in behaviors.items() for pattern in behavior.patterns):
@@ -174,7 +174,7 @@ def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]
             owners = [name for name, agents in chosen.items() if agent in agents]
             if len(owners) != 1:
                 whose = f"has {len(owners)} behaviors, {' and '.join(owners)}" if owners else "has no behavior"
-                raise SettingError(f"agent {agent} {whose}: `agents` of the behaviors must name each once")
+                raise SettingError(f"agent {agent} {whose}: `agents` of the behaviors must name each agent once")
         for name, agents in chosen.items():
             if not agents:
                 raise SettingError(f"behavior {name} has no agents; those of the environment are {', '.join(one.agents)}")
@@ -184,25 +184,25 @@ def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "train_dataloader", "prepare_data")
 UNCALLED = ("configure_callbacks", "learning_callbacks", "on_save_checkpoint", "on_load_checkpoint", "lr_scheduler_step", *BATCH_HOOKS)
-"""Methods of a learner that nobody calls where several behaviors learn."""
+"""Methods of a learner that are not called if several behaviors learn."""
 
 
 def check_learner(name: str, learner: LearningRun) -> None:
-    """Raise `SettingError` for what an algorithm cannot do where several behaviors share a world."""
+    """Raise `SettingError` for features of an algorithm that cannot be used in a shared environment."""
     if not isinstance(learner, LearningRun):
         raise SettingError(f"behavior {name}: learner must make an algorithm, got a {type(learner).__name__}")
     if getattr(learner, "actors", None) is not None or getattr(learner, "threaded", False):
-        raise SettingError(f"behavior {name}: actors and threaded are for one behavior alone; leave them out")
+        raise SettingError(f"behavior {name}: actors and threaded are for runs of one behavior; leave them out")
     if learner.normalize_obs == "frozen":
-        raise SettingError(f"behavior {name}: normalize_obs frozen needs random steps of its own; use running")
+        raise SettingError(f"behavior {name}: normalize_obs frozen needs its own random steps; use running")
     for hook in UNCALLED:
         if not getattr(type(learner), hook).__module__.startswith((*LIGHTNING, "lightning_rl.")):
-            line = f"behavior {name}: {type(learner).__name__}.{hook} is not called where several behaviors learn"
+            line = f"behavior {name}: {type(learner).__name__}.{hook} is not called if several behaviors learn"
             raise SettingError(f"{line}; override it in a subclass of MultiAgent")
 
 
 def describe_learner(behavior: Behavior, learner: LearningRun) -> dict[str, Any]:
-    """Return the class and the settings of an algorithm as plain data, and where a frozen one comes from."""
+    """Return the class and settings of an algorithm as plain data, and the source of a frozen one."""
     source, origin = behavior.learner, dict(behavior.origin)
     if isinstance(source, FrozenPolicy):
         origin = {"checkpoint": source.checkpoint, "behavior": source.behavior}
@@ -213,7 +213,7 @@ def describe_learner(behavior: Behavior, learner: LearningRun) -> dict[str, Any]
 
 
 def choose_behavior(run: Run, behavior: str | None) -> Any:
-    """Return the algorithm of a run, of several behaviors that of the one named; raise `SettingError` if there is none of this name."""
+    """Return the algorithm of a run, or that of one of its behaviors; raise `SettingError` if there is no such behavior."""
     if isinstance(run, LearningRun) and behavior is None:
         return run
     algorithms: Mapping[str, LearningRun] = getattr(run, "algorithms", {})
@@ -225,20 +225,20 @@ def choose_behavior(run: Run, behavior: str | None) -> Any:
 
 
 OURS = "lightning_rl.envs.games."
-"""Where the package's own scripted players are."""
+"""Location of the package's own scripted players."""
 
 
 def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
-    """Return the opponent of a name, for `num_rows` rows of an environment with these spaces. It sees what agents see, not what is `joint`.
+    """Return an opponent by name, for `num_rows` rows of an environment. It sees agents' own observations, not `joint` ones.
 
     Args:
-        name: `random` (legal moves, all equally likely), a checkpoint, a run's folder, `hf://USER/NAME`, or the path of a function, see
-            `data.opponents.Script`, in a module that the program or `--import` has imported.
-        spaces: of an agent.
-        num_rows: agents of all copies.
+        name: `random` (legal moves, all equally likely), a checkpoint, a run's folder, `hf://USER/NAME`, or the path of a function (see
+            `data.opponents.Script`) in a module that the program or `--import` has imported.
+        spaces: spaces of an agent.
+        num_rows: number of agents in all copies.
 
     Raises:
-        SettingError: there is no such opponent, or it was trained with other spaces.
+        SettingError: the opponent does not exist, or was trained with other spaces.
     """
     if name == "random":
         return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
@@ -255,31 +255,31 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
 
 
 def prepare_self_play(setting: Any, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:
-    """Return the setting `self_play`, and the spaces of a game of which one agent learns, in changing seats, or one team.
+    """Return the setting `self_play`, and the spaces of a game in which one agent (in changing seats) or one team learns.
 
-    `several`: it is one of several behaviors, which take turns learning; all its agents learn then.
+    `several`: the algorithm is one of several behaviors, which take turns learning; all its agents learn in its turn.
 
     Raises:
-        SettingError: an unusable setting, or an environment of one agent.
+        SettingError: the setting is invalid, or the environment has a single agent.
     """
     config = as_settings("self_play", SelfPlayConfig, setting)
     if several and config.teams is not None:
-        raise SettingError("self_play.teams is for one policy alone; of several behaviors each is a team, leave it out")
+        raise SettingError("self_play.teams is for a single policy; with several behaviors, each one is a team: leave it out")
     if several:
         return config, spaces
     if config.team_change is not None:
         raise SettingError("self_play.team_change is for several behaviors of MultiAgent, which take turns learning; leave it out")
     if len(spaces.agents) < 2:
-        raise SettingError("self_play needs a game of several agents, such as pettingzoo.classic.connect_four_v3; leave it out")
+        raise SettingError("self_play needs a multi-agent game, such as pettingzoo.classic.connect_four_v3; leave it out")
     if config.teams is None:
         return config, spaces._replace(one_learns=True, teams=())
     if spaces.one_learns:
-        raise SettingError("self_play.teams is for agents that move at the same time, and those of this game move in turn; leave it out")
+        raise SettingError("self_play.teams is for agents that move at the same time, but those of this game take turns; leave it out")
     return config, spaces._replace(teams=find_teams(config.teams, spaces.agents))
 
 
 def find_teams(patterns: Sequence[str | Sequence[str]], agents: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the agents of each team. Raises `SettingError`: teams of different sizes, or an agent of none or of two."""
+    """Return the agents of each team. Raises `SettingError`: teams have different sizes, or an agent is in no team or in two."""
     teams = tuple(tuple(choose_agents([team] if isinstance(team, str) else team, agents)) for team in patterns)
     if sorted(agent for team in teams for agent in team) != sorted(agents) or len({len(team) for team in teams}) > 1:
         found = " and ".join(f"[{', '.join(team)}]" for team in teams)
@@ -291,10 +291,10 @@ def find_teams(patterns: Sequence[str | Sequence[str]], agents: Sequence[str]) -
 
 @cache
 def find_script(path: str) -> Any:
-    """Return the function of a path such as `my_module.my_player`. Raises `SettingError`: there is none."""
+    """Return a scripted player by its path, such as `my_module.my_player`. Raises `SettingError`: there is no such function."""
     module, _, name = path.rpartition(".")
     if not module:
-        raise SettingError(f"opponent {path!r} is none: use random, a run's folder, or the path of a function such as my_module.my_player")
+        raise SettingError(f"opponent {path!r} is unknown: use random, a run's folder, or the path of a function, my_module.my_player")
     if module not in sys.modules and not path.startswith(OURS):
         raise SettingError(f"opponent {path!r}: there is no such folder, and the module {module} is not imported; use --import {module}")
     try:
@@ -304,5 +304,5 @@ def find_script(path: str) -> Any:
     if not hasattr(found, name):
         raise SettingError(f"opponent {path!r}: {module} has no function {name}{closest(name, dir(found))}")
     if module.partition(".")[0] in sys.stdlib_module_names or not isfunction(getattr(found, name)):
-        raise SettingError(f"opponent {path!r} is no player: it must be a function of your own")
+        raise SettingError(f"opponent {path!r} is not a player: it must be your own function")
     return getattr(found, name)

@@ -1,4 +1,4 @@
-"""`validate`, `test` and `predict` of a Trainer: play episodes with an algorithm."""
+"""`validate`, `test` and `predict` of the Trainer: play episodes with an algorithm."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lightning_rl.training.run import Run
 
 
 class EvaluatingTrainer(pl.Trainer):
-    """Lightning's Trainer whose `validate`, `test` and `predict` play episodes where the module is an algorithm."""
+    """Lightning's Trainer, whose `validate`, `test` and `predict` play episodes if the module is an algorithm."""
 
     torch_threads: int | None = None
-    """CPU threads for torch; None: one for episodes."""
+    """CPU threads for torch; None: one."""
 
     def validate(
         self,
@@ -35,19 +35,19 @@ class EvaluatingTrainer(pl.Trainer):
         datamodule: pl.LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Play the episodes of an evaluation of the run. Return their metrics, `eval/mean_reward` and others, in a list of one.
+        """Play the episodes of the run's evaluation. Return their metrics, `eval/mean_reward` and others, as the only item of a list.
 
-        No hooks are called, and neither `validate` of the algorithm nor the variants of the environment that callbacks add.
+        This calls no hooks and not the algorithm's own `validate`, and adds no wrappers of callbacks to the environment.
 
         Args:
             model: the algorithm; default: that of the last `fit`.
-            dataloaders, verbose, datamodule, weights_only: Lightning's, for modules that are no algorithms.
-            ckpt_path: a checkpoint, a run's folder, or `best` or `last` of the last `fit`: the algorithm takes its weights first.
+            dataloaders, verbose, datamodule, weights_only: Lightning's, for modules that are not algorithms.
+            ckpt_path: a checkpoint, a run's folder, or `best` or `last` of the last `fit`; its weights are loaded into the algorithm first.
         """
-        judged = self._judged(model, ckpt_path, dataloaders, datamodule)
-        if judged is None:
+        algorithm = self._find_algorithm(model, ckpt_path, dataloaders, datamodule)
+        if algorithm is None:
             return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
-        return [self._remember(metrics_of(self._play(self._evaluator(), judged)))]
+        return [self._publish(metrics_of(self._play(self._evaluator(), algorithm)))]
 
     def test(
         self,
@@ -58,13 +58,14 @@ class EvaluatingTrainer(pl.Trainer):
         datamodule: pl.LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Play 100 episodes that no evaluation of a run has seen, as `lightning-rl evaluate` does. Return metrics as `validate` does,
-        `test/mean_reward` and others; arguments as there.
+        """Play 100 episodes with seeds that evaluations during a run do not use, as in `lightning-rl evaluate`.
+
+        Return metrics as in `validate`, `test/mean_reward` and others. Arguments as for `validate`.
         """
-        judged = self._judged(model, ckpt_path, dataloaders, datamodule)
-        if judged is None:
+        algorithm = self._find_algorithm(model, ckpt_path, dataloaders, datamodule)
+        if algorithm is None:
             return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
-        return [self._remember(metrics_of(self._play(RolloutEvaluator(episodes=100, seed=20_000), judged), "test"))]
+        return [self._publish(metrics_of(self._play(RolloutEvaluator(episodes=100, seed=20_000), algorithm), "test"))]
 
     def predict(
         self,
@@ -75,53 +76,53 @@ class EvaluatingTrainer(pl.Trainer):
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> list[Episode] | None:
-        """Play the episodes of an evaluation, and return them as `Episode`s; arguments as in `validate`."""
-        judged = self._judged(model, ckpt_path, dataloaders, datamodule)
-        if judged is None:
+        """Play the episodes of an evaluation, and return them as `Episode`s. Arguments as for `validate`."""
+        algorithm = self._find_algorithm(model, ckpt_path, dataloaders, datamodule)
+        if algorithm is None:
             return super().predict(model, dataloaders, datamodule, return_predictions, ckpt_path, weights_only)  # type: ignore[return-value]
-        return self._play(self._evaluator(), judged)
+        return self._play(self._evaluator(), algorithm)
 
-    def _judged(self, model: pl.LightningModule | None, ckpt_path: str | Path | None, *data: object) -> Run | None:
-        """Return the algorithm to play, with the weights of a checkpoint, which it keeps; None for a module that is no algorithm.
+    def _find_algorithm(self, model: pl.LightningModule | None, ckpt_path: str | Path | None, *data: object) -> Run | None:
+        """Return the algorithm to play, after loading the weights of a checkpoint into it; None for a module that is not an algorithm.
 
-        Raise `SettingError` if it is given `data`, which are for other modules.
+        Raise `SettingError` if there is `data`, which is for other modules.
         """
-        judged = self.lightning_module if model is None else model
-        if not isinstance(judged, Run):
+        algorithm = self.lightning_module if model is None else model
+        if not isinstance(algorithm, Run):
             return None
         if any(each is not None for each in data):
-            raise SettingError(f"{type(judged).__name__} is judged by episodes of its environment: give no dataloaders and no datamodule")
+            raise SettingError(f"{type(algorithm).__name__} is evaluated in its environment: give no dataloaders and no datamodule")
         if ckpt_path is not None:
             path = best_of(self.saved(ckpt_path))
             weights = read_checkpoint(path)["state_dict"]
-            check_weights(weights, judged.state_dict(), path)
-            judged.load_state_dict(weights)
-        return judged
+            check_weights(weights, algorithm.state_dict(), path)
+            algorithm.load_state_dict(weights)
+        return algorithm
 
     def saved(self, ckpt_path: str | Path) -> str | Path:
-        """Return the file that `best` or `last` stands for, or the path itself; raise `SettingError` if the last `fit` saved none.
+        """Return the file that `best` or `last` refers to, or the path itself; raise `SettingError` if the last `fit` saved none.
 
-        Of several callbacks it is the first one's, before all one that saves by a metric.
+        With several callbacks, the first one decides; callbacks that monitor a metric come first.
         """
         if ckpt_path not in ("best", "last"):
             return ckpt_path
         savers = sorted(self.checkpoint_callbacks, key=lambda each: getattr(each, "monitor", None) is None)
         found = next((path for each in savers if (path := getattr(each, f"{ckpt_path}_model_path", ""))), None)
         if found is None:
-            raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved none; fit first, or name a file")
+            raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved no checkpoint; call fit first, or name a file")
         return found
 
     def _evaluator(self) -> RolloutEvaluator:
-        """Return the evaluator of runs, without the wrappers that callbacks put around its environments."""
+        """Return the evaluator of the run, without the wrappers that callbacks add to its environments."""
         evaluator = copy(next(iter(callbacks_of(self, RolloutEvaluator)), None) or RolloutEvaluator())
         evaluator.wrappers = []
         return evaluator
 
     def _play(self, evaluator: RolloutEvaluator, model: Any) -> list[Episode]:
-        with torch_threads(self.torch_threads or 1):  # a few rows at a time wait longer for a second thread than they compute
+        with torch_threads(self.torch_threads or 1):  # for a few rows at a time, a second thread costs more than it saves
             return evaluator.play(model.to(self.strategy.root_device))
 
-    def _remember(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return metrics, which `callback_metrics` holds too."""
+    def _publish(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Add metrics to `callback_metrics`, and return them."""
         show_to_callbacks(self, metrics)
         return metrics

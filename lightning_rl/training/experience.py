@@ -1,4 +1,4 @@
-"""Build the experience that an algorithm learns from: rollouts, demonstrations, generations; what is replayed is in `replay.py`."""
+"""Build the experience that an algorithm learns from: rollouts, demonstrations, generations. Replay buffers are in `replay.py`."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ from lightning_rl.spaces import Spaces
 from lightning_rl.types import tree_leaves, tree_to_torch
 
 FROZEN_STEPS = 32
-"""How many steps a behavior that does not learn remembers at most."""
+"""Maximum number of steps that a frozen behavior stores."""
 
 
 class Learner(Protocol):
-    """What making experience, and learning in addition to it, asks of an algorithm."""
+    """The interface of an algorithm for building experience and for side learners."""
 
     spaces: Spaces
     network: Any
@@ -108,15 +108,15 @@ class Learner(Protocol):
 
 
 def read_demonstrations(algorithm: Learner, setting: str, source: Any) -> list[Demonstration]:
-    """Load the episodes of a dataset by its name, or check given ones; None gives an empty list.
+    """Load the episodes of a dataset by name, or check given episodes; None gives an empty list.
 
     Args:
-        algorithm: whose environment they are of.
-        setting: its name, for messages.
-        source: its value.
+        algorithm: the algorithm whose environment they belong to.
+        setting: the setting's name, for messages.
+        source: the setting's value.
 
     Raises:
-        SettingError: there is no such dataset, or they do not fit the environment.
+        SettingError: the dataset does not exist, or does not fit the environment.
     """
     if isinstance(source, str):
         return load_demonstrations(source, algorithm.spaces)
@@ -128,9 +128,9 @@ def read_demonstrations(algorithm: Learner, setting: str, source: Any) -> list[D
 
 
 def check_demonstration(who: str, setting: str, given: Any, algorithm: Learner) -> None:
-    """Raise `SettingError` unless this is an episode of an algorithm's environment."""
+    """Raise `SettingError` unless `given` is an episode of the algorithm's environment."""
     if not isinstance(given, Demonstration):
-        raise SettingError(f"{who} of {setting} is a {type(given).__name__}, no lightning_rl.Demonstration")
+        raise SettingError(f"{who} of {setting} is a {type(given).__name__}, not a lightning_rl.Demonstration")
     read_rows(who, given.obs, given.action, None, algorithm.spaces, algorithm.network.distribution)
     steps = {len(np.atleast_1d(each)) for each in (given.reward, given.terminated, given.truncated)}
     rows = len(tree_leaves(given.action)[0])
@@ -139,10 +139,10 @@ def check_demonstration(who: str, setting: str, given: Any, algorithm: Learner) 
 
 
 def demonstrated_rows(algorithm: Learner, setting: str, source: Any) -> list[Rows]:
-    """Read demonstrations as rows that the algorithm's policy learns from: actions as sampled, with masks.
+    """Convert demonstrations to rows for the algorithm's policy: actions as sampled, with masks.
 
     Raises:
-        SettingError: as `read_demonstrations`, or an action is not legal.
+        SettingError: as in `read_demonstrations`, or an action is not legal.
     """
     episodes = read_demonstrations(algorithm, setting, source)
     masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
@@ -154,31 +154,31 @@ def demonstrated_rows(algorithm: Learner, setting: str, source: Any) -> list[Row
 
 
 def demonstration_draws(algorithm: Learner, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
-    """Return minibatches of rows, this rank's share of them."""
+    """Return this rank's share of minibatches of rows."""
     seed = shared_seed(algorithm)
     return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.world_size)
 
 
 def show_demonstrations(algorithm: Learner) -> None:
-    """Give each reward signal that imitates the observations and actions of its demonstrations.
+    """Pass the demonstrations to each imitation reward signal.
 
     Raises:
-        SettingError: there are none, or they do not fit the environment.
+        SettingError: there are no demonstrations, or they do not fit the environment.
     """
     for signal in algorithm.reward_signals.values():
         if isinstance(signal, GAIL):
             if getattr(getattr(algorithm, "replay", None), "demonstrations", None) is not None:
-                raise SettingError("reward_signals.gail with replay.demonstrations would take these for the policy's own: use one of them")
+                raise SettingError("reward_signals.gail would treat replay.demonstrations as the policy's own steps: use one of them")
             episodes = read_demonstrations(algorithm, "reward_signals.gail.demo_path", signal.demo_path)
             if not episodes:
                 raise SettingError("reward_signals.gail.demo_path: there are no demonstrations to imitate")
-            algorithm.say(f"demonstrations: {summarize(episodes)}; gail pays for doing the same")
+            algorithm.say(f"demonstrations: {summarize(episodes)}; gail rewards imitating them")
             obs, action, terminated = tree_to_torch(concatenate_steps(episodes, algorithm.network.distribution.from_env))
             signal.show(obs, action, terminated, algorithm.seed)
 
 
 def rollouts(algorithm: Learner, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
-    """Return rollouts of `n_steps` steps of each environment, from actors if there are any."""
+    """Return rollouts of `n_steps` steps per environment, from actors if there are any."""
     if actors is None:
         collector: Any = make_collector(algorithm, n_steps, log_probs, rollouts=True)
     else:
@@ -187,9 +187,9 @@ def rollouts(algorithm: Learner, n_steps: int, log_probs: bool, actors: ActorsCo
 
 
 def make_collector(algorithm: Learner, n_steps: int, log_probs: bool, rollouts: bool = False) -> Collector:
-    """Make this rank's environments, which step `n_steps` times an iteration, and seed its draws.
+    """Build this rank's environments and collector, for `n_steps` steps per iteration, and seed its random generators.
 
-    `rollouts`: whether whole rollouts are asked for, which environments on a device fill there.
+    `rollouts`: whole rollouts are needed; environments on a device store them there.
     """
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
@@ -209,7 +209,7 @@ def make_collector(algorithm: Learner, n_steps: int, log_probs: bool, rollouts: 
 
 
 def make_self_play_opponent(algorithm: Learner, num_copies: int) -> SelfPlayOpponent:
-    """Return who plays the other seats of `num_copies` copies of a game: the newest policy, past selves and fixed players."""
+    """Return the player of the other seats in `num_copies` copies of a game: the newest policy, past selves and fixed players."""
     config, agents = algorithm.self_play, len(algorithm.spaces.agents)
     assert config is not None
     fixed = [algorithm.make_opponent(name, num_copies * agents) for name in config.opponents]
@@ -217,7 +217,7 @@ def make_self_play_opponent(algorithm: Learner, num_copies: int) -> SelfPlayOppo
 
 
 def make_shared_collector(algorithm: Learner, n_steps: int, acting: int, log_probs: bool) -> Collector:
-    """Make the collector of one behavior of several."""
+    """Make the collector of one of several behaviors."""
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
     stepper: Any = SharedStepper(algorithm.env.side)
     if algorithm.self_play is not None:
@@ -227,7 +227,7 @@ def make_shared_collector(algorithm: Learner, n_steps: int, acting: int, log_pro
 
 
 def frozen_experience(algorithm: Learner) -> RolloutDataset:
-    """Return what a behavior that does not learn acts by; it yields nothing."""
+    """Return the dataset of a frozen behavior, which acts but yields nothing."""
     acting = seed_draws(algorithm)
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
     stepper: Any = SharedStepper(algorithm.env.side)
@@ -236,7 +236,7 @@ def frozen_experience(algorithm: Learner) -> RolloutDataset:
 
 
 def get_precision_context(algorithm: Learner) -> Precision:
-    """Return the context in which the Trainer lets networks compute."""
+    """Return the context that sets the Trainer's precision."""
     return algorithm.trainer.precision_plugin.forward_context if algorithm.has_trainer else nullcontext
 
 
@@ -244,7 +244,7 @@ def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> A
     """Make the actors of this rank."""
     env = algorithm.env
     if algorithm.self_play is not None:
-        raise SettingError("self_play does not go with actors or threaded, whose policies are older ones; leave one out")
+        raise SettingError("self_play cannot be combined with actors or threaded, whose policies are older; leave one out")
     threads = config.num_actors == 1 and config.backend == "threads"
     check_can_be_built(env, here=threads)
     assert env is not None
@@ -276,11 +276,11 @@ def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> Genera
         sigma=lambda: algorithm.schedules["sigma"](min(1.0, algorithm.count / algorithm.length)),
         random_collector=lambda: make_collector(algorithm, 1, log_probs=False),
     )
-    return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has a step at least
+    return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has at least one step
 
 
 def check_can_be_built(env: Any, here: bool = False) -> None:
-    """Raise `SettingError` where actors cannot build their environments; one that is `here`, in this process, may have ready ones."""
+    """Raise `SettingError` if actors cannot build their environments; an actor `here`, in this process, may use ready ones."""
     if env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
     if isinstance(env, VectorEnv) and not here:
@@ -293,8 +293,8 @@ def sees_next(algorithm: Learner) -> bool:
 
 
 def seed_draws(algorithm: Learner) -> int:
-    """Seed the generator of this rank's learning. Return the seed of its acting."""
-    entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # a continued run draws on, it does not repeat
+    """Seed the generator of this rank's learning, and return the seed for acting."""
+    entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # with the count, a resumed run does not repeat itself
     entropy += algorithm.behavior.encode()
     acting, learning = (int(seed) // 2 for seed in np.random.SeedSequence(entropy).generate_state(2))
     algorithm.seed = learning
@@ -303,15 +303,15 @@ def seed_draws(algorithm: Learner) -> int:
 
 
 def shared_seed(algorithm: Learner) -> int:
-    """Return a seed that does not depend on the rank, another one where a run continues."""
+    """Return a seed that is the same on all ranks, and different after a resume."""
     return int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
 
 
 def demonstrations(algorithm: Learner, source: Any, settings: DemonstrationSettings) -> DemonstrationDataset:
-    """Return minibatches of demonstrations: of a dataset by its name, or given ones.
+    """Return minibatches of demonstrations, from a dataset by name or from given demonstrations.
 
     Raises:
-        SettingError: there are none, or they do not fit the environment.
+        SettingError: there are no demonstrations, or they do not fit the environment.
     """
     if source is None:
         raise SettingError("this algorithm was loaded without its demonstrations; pass dataset= to train it")
@@ -335,5 +335,5 @@ def demonstrations(algorithm: Learner, source: Any, settings: DemonstrationSetti
 
 
 def planned_iterations(algorithm: Learner, collector: Collector | ActorPool) -> int:
-    """Return the fewest that reach the run's environment steps, if all rows are experience."""
+    """Return the minimum number of iterations for the run's environment steps, if all rows are valid."""
     return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.world_size))

@@ -1,4 +1,4 @@
-"""Hooks of Lightning that belong to the user: what a run does in them comes before, whether they call `super()` or not."""
+"""Leave Lightning's hooks to the user: a run does its own work before them, whether they call `super()` or not."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -11,11 +11,11 @@ RUN_HOOKS = {
     "on_save_checkpoint": "save_run",
     "on_load_checkpoint": "load_run",
 }
-"""Hooks in which a run works, and its method that does the work."""
+"""Hooks in which a run does work, and the methods that do it."""
 
 
 class HookedModule(pl.LightningModule):
-    """A module that works in hooks of Lightning without defining them: subclasses may override them freely."""
+    """A module that does work in Lightning's hooks without defining them, so that subclasses can override them freely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,12 +24,12 @@ class HookedModule(pl.LightningModule):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for hook in (*RUN_HOOKS, "configure_callbacks"):
-            method = getattr(cls, hook)  # may be that of a mixin
+            method = getattr(cls, hook)  # may come from a mixin
             if not hasattr(method, "does_work"):
                 setattr(cls, hook, work_before(hook, method) if hook in RUN_HOOKS else add_own_callbacks(method))
 
     def call_hook(self, name: str, *arguments: object, **named: object) -> Any:
-        """Call a hook without the run's work: of a module that is part of another one, whose run it is."""
+        """Call a hook without the run's own work, for a module that is part of another module's run."""
         self.hooks_in_progress.add(name)
         try:
             return getattr(self, name)(*arguments, **named)
@@ -37,12 +37,12 @@ class HookedModule(pl.LightningModule):
             self.hooks_in_progress.remove(name)
 
     def own_callbacks(self) -> list[pl.Callback]:
-        """Return the callbacks that a run itself needs, whatever Trainer runs it."""
+        """Return the callbacks that a run needs with any Trainer."""
         raise NotImplementedError
 
 
 def work_before(name: str, hook: Callable[..., object]) -> Callable[..., object]:
-    """Make a hook do the run's work first, once, whether the hook calls `super()` or not."""
+    """Wrap a hook so that the run's work is done once before it, whether the hook calls `super()` or not."""
 
     @wraps(hook)
     def both(self: HookedModule, *arguments: object) -> object:
@@ -60,7 +60,7 @@ def work_before(name: str, hook: Callable[..., object]) -> Callable[..., object]
 
 
 def add_own_callbacks(configure_callbacks: Callable[[Any], Any]) -> Any:
-    """Make a `configure_callbacks` add to the callbacks that a run needs, whether it calls `super()` or not."""
+    """Wrap a `configure_callbacks` so that it adds to the run's own callbacks, whether it calls `super()` or not."""
 
     @wraps(configure_callbacks)
     def add(self: HookedModule) -> list[pl.Callback]:

@@ -1,4 +1,4 @@
-"""A run that learns: updates by gradients, what they record, and the state of learning that checkpoints hold."""
+"""A run that learns: gradient updates, their metrics, and the learning state in checkpoints."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from lightning_rl.types import Experience, Rollout, State, Transition
 Number = Tensor | float
 Metric = Number | Callable[[], Number]
 MAX_UNREAD_STEPS = 32
-"""Gradient steps of a GPU that are not waited for; the batch of each is kept, to be saved if it was bad."""
+"""Maximum number of GPU gradient steps before their results are read; their batches are kept, to save a bad one."""
 
 
 def as_tensor(name: str, value: Number) -> Tensor:
-    """Return a recorded value as a tensor; raises `SettingError` if it is not a number."""
+    """Return a recorded value as a tensor. Raises `SettingError`: it is not a number."""
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -50,7 +50,7 @@ def as_tensor(name: str, value: Number) -> Tensor:
 
 
 class LearningRun(Run):
-    """A run in which networks learn; its subclass, the algorithm, has the settings, the networks and the losses."""
+    """A run that trains networks; its subclass, the algorithm, has the settings, networks and losses."""
 
     env: Env | None
     max_env_steps: int
@@ -69,16 +69,16 @@ class LearningRun(Run):
     discounts: Tensor
     ignore_done: Tensor
     own_optimizers: list[Optimizer]
-    """The algorithm's, in the order of `configure_optimizers`, while a run lasts."""
+    """The algorithm's optimizers during a run, in the order of `configure_optimizers`, without those of side learners."""
     seed: int
     generator: Generator
-    """Of this rank's draws while it learns, on the CPU."""
+    """This rank's random generator for learning, on the CPU."""
     min_optimizers = 1
-    """How many optimizers the updates need."""
+    """Number of optimizers that the updates need."""
     optimizer_numbers = slice(None)
-    """Which of the Trainer's optimizers are its own: all, unless it is one of several behaviors."""
+    """Which of the Trainer's optimizers belong to it: all, unless it is one of several behaviors."""
     behavior = ""
-    """Its name where several behaviors learn."""
+    """The name of its behavior, if several behaviors learn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,27 +88,27 @@ class LearningRun(Run):
         self.recorded: dict[str, list[float | Tensor]] = {}
         """Metrics of the current iteration."""
         self.compiled: dict[str, CompiledLoss] = {}
-        """Losses that stand in place of methods while the run lasts."""
+        """Compiled losses, which replace the methods during the run."""
         self.unread_steps: list[tuple[Tensor, tuple[Any, ...]]] = []
-        """Gradient steps on a GPU: whether each was made, and the arguments of `refuse` if it was not."""
+        """Gradient steps on a GPU whose result is not read yet: whether each was finite, and the arguments of `refuse` if not."""
 
     def say(self, text: str) -> None:
-        """Print one line for the user, from one rank, with the name of the behavior if there are several."""
+        """Print a line for the user on rank 0, with the name of the behavior if there are several."""
         super().say(f"{self.behavior}: {text}" if self.behavior else text)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Log a value as Lightning does, below the name of the behavior if there are several."""
+        """Log a value as Lightning does, prefixed with the name of the behavior if there are several."""
         super().log(f"{self.behavior}/{name}" if self.behavior else name, *args, **kwargs)
 
     def count_steps(self) -> None:
-        """Add up the counts of all ranks, where there is something new; all decisions use these numbers.
+        """Sum the counts over all ranks, if they have changed; all decisions use these numbers.
 
         Raises:
-            NotFiniteError: an environment of any rank returned NaN or infinity, and `on_nan` says to stop.
+            NotFiniteError: an environment of any rank returned NaN or infinity, and `on_nan` is raise or there were too many.
         """
         assert self.dataset is not None
         collector: Any = self.dataset.collector
-        if collector.rows == self.counted_rows:  # on all ranks alike
+        if collector.rows == self.counted_rows:  # the same on all ranks
             return
         self.counted_rows = collector.rows
         self.env_steps, self.episodes = collector.env_steps, collector.statistics.episodes
@@ -136,14 +136,14 @@ class LearningRun(Run):
 
     @cached_property
     def past_selves(self) -> list[SelfPlay]:
-        """The snapshots that it plays against and their ratings, which another `fit` continues."""
+        """The snapshots that it plays against and their ratings, which the next `fit` continues."""
         config = self.self_play
         return [] if config is None else [SelfPlay(config, Snapshots(self.network, config.window), self.behavior)]
 
     def with_side_learners(self, *optimizers: Optimizer) -> list[Optimizer]:
-        """Return the optimizers of an algorithm, followed by those of what learns in addition to it.
+        """Return the optimizers of an algorithm, followed by those of its side learners.
 
-        A `FlatOptimizer` has no learning rate of its own: it follows `learning_rate`, or a scheduler that begins with it.
+        A `FlatOptimizer` has no own learning rate: it follows `learning_rate`, or a scheduler that starts from it.
         """
         self.num_optimizers = len(optimizers)
         for optimizer in optimizers:
@@ -152,23 +152,23 @@ class LearningRun(Run):
         return [*optimizers, *(each for learner in self.side_learners for each in learner.optimizers(self, list(optimizers)))]
 
     def all_optimizers(self) -> list[Optimizer]:
-        """Return all optimizers without Lightning's wrappers, whose every step would count as a `global_step`."""
+        """Return all optimizers without Lightning's wrappers, which would count each step as a `global_step`."""
         optimizers: Any = self.optimizers(use_pl_optimizer=False)
         return (optimizers if isinstance(optimizers, list) else [optimizers])[self.optimizer_numbers]
 
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
-        """Make one gradient step: backward, the mean over ranks, clipping to `max_grad_norm`. Return the norm before clipping.
+        """Make one gradient step: backward, mean over ranks, clipping to `max_grad_norm`. Return the gradient norm before clipping.
 
-        On a GPU a step that is not finite is left out there, and the run learns of it some updates later, at the latest when the iteration
-        ends; with `restore_last` it waits.
+        The GPU skips a non-finite step itself, and the run finds out a few updates later, at the latest at the end of the iteration. With
+        `restore_last`, the run waits for the result.
 
         Args:
             loss: a scalar.
-            optimizer: whose parameters get gradients, and no others.
-            name: what an error calls the loss.
+            optimizer: only its parameters get gradients.
+            name: the name of the loss in errors.
 
         Raises:
-            NotFiniteError: the loss or the norm is NaN or infinite, unless `on_nan` says to go on without this step.
+            NotFiniteError: the loss or the norm is NaN or infinite, unless `on_nan` allows to continue.
         """
         max_norm = math.inf if self.max_grad_norm is None else self.max_grad_norm
         waits = self.on_nan == "restore_last"
@@ -185,7 +185,7 @@ class LearningRun(Run):
         return norm
 
     def read_steps(self) -> None:
-        """Wait for a GPU, and let `on_nan` decide about the gradient steps that it left out. Raises `NotFiniteError`."""
+        """Wait for the GPU, and apply `on_nan` to the gradient steps that it skipped. Raises `NotFiniteError`."""
         unread, self.unread_steps = self.unread_steps, []
         for is_finite, (_, step) in zip(torch.stack([finite for finite, _ in unread]).tolist(), unread, strict=True):
             if is_finite:
@@ -194,11 +194,11 @@ class LearningRun(Run):
                 self.refuse(*step)
 
     def refuse(self, name: str, loss: Tensor, norm: Tensor, update: int, parts: Mapping[str, list[Any]], batch: Any) -> None:
-        """Let `on_nan` decide about a gradient step that was not made. Raises `NotFiniteError`."""
+        """Apply `on_nan` to a gradient step that was not made. Raises `NotFiniteError`."""
         self.guard.refuse(name, loss, norm, f"at environment step {self.env_steps:,}, update {update:,}", parts, batch)
 
     def end_update(self, batch: Any) -> None:
-        """Count an update, once per joint learning step; let reward signals and cloning learn, and call `on_update_end` of callbacks."""
+        """Finish an update: count it, update reward signals and cloning, and call `on_update_end` of callbacks."""
         self.updates += 1
         for learner in self.active_learners:
             learner.end_update(self, batch)
@@ -206,7 +206,7 @@ class LearningRun(Run):
             callback.on_update_end(self.trainer, self)
 
     def update_priorities(self, batch: Transition, errors: Tensor) -> None:
-        """Hand the errors |δ| `[B]` of a batch to its buffer, which draws by them if it is prioritized."""
+        """Pass the errors |δ| `[B]` of a batch to its buffer, which samples by them if it is prioritized."""
         assert isinstance(self.dataset, SampledDataset)
 
         def finite() -> Tensor:
@@ -216,15 +216,16 @@ class LearningRun(Run):
         self.dataset.buffer.update(batch.rows, finite)
 
     def mean_over_ranks(self, value: Tensor) -> float:
-        """Return the mean of a number over all ranks, so that they decide alike."""
+        """Return the mean of a number over all ranks, so that they make the same decision."""
         return float(mean_over_ranks(value.detach()) if self.trainer.world_size > 1 else value)
 
     # ---------------------------------------------------------------- metrics
 
     def record(self, **values: Metric) -> None:
-        """Keep metrics of this iteration, logged as `train/<name>` (or as they are, with a group of their own before a slash): the mean of
-        all values recorded under a name. A value is a tensor, a number, or a function that returns one, which is called only if this
-        iteration may be logged.
+        """Record metrics of this iteration.
+
+        The mean of all values under a name is logged as `train/<name>`, or under the name itself if it contains a slash. A value is a
+        tensor, a number, or a function that returns one and is only called if this iteration may be logged.
         """
         keeps = self.log_rows.keeps
         for name, value in values.items():
@@ -234,11 +235,11 @@ class LearningRun(Run):
                 with torch.no_grad():
                     value = value()
             found = (value if isinstance(value, Tensor) else as_tensor(name, value)).detach()
-            if not keeps:  # the newest values alone, to be named if they are not finite
+            if not keeps:  # only the newest value, for the error if it is not finite
                 self.recorded[name] = [found]
                 continue
             found = found.float().mean() if found.dim() else found.float()
-            # small tensors that outlive an update break up the memory that the large ones of the next could take again
+            # small tensors that outlive an update would fragment the memory that large tensors of the next update could reuse
             self.recorded.setdefault(name, []).append(found.item() if found.is_cpu else found)
 
     def means_of_parts(self, weight: Tensor, **values: Tensor) -> dict[str, Tensor]:
@@ -249,7 +250,7 @@ class LearningRun(Run):
         means = {name: (weight.unsqueeze(-1) * distribution.leaf_sums(value.detach())).sum(0) for name, value in values.items()}
         return {f"train/{name}/{part}": mean[k] for name, mean in means.items() for k, part in enumerate(distribution.names)}
 
-    # ---------------------------------------------------------------- what its run asks
+    # ---------------------------------------------------------------- called by the run
 
     def begin_learning(self) -> None:
         assert self.collector is not None
@@ -278,12 +279,12 @@ class LearningRun(Run):
                 self.say(f"{name}.{hook} is not called: evaluations play episodes, see docs/lightning.md")
         self.matmul_before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(best_matmul(self.modules(), self.device))
-        self.compiled = {name: loss for name, loss in compiled_losses(self).items() if name not in vars(self)}  # else it was replaced
-        vars(self).update(self.compiled)  # in place of the methods
+        self.compiled = {name: loss for name, loss in compiled_losses(self).items() if name not in vars(self)}  # unless user-replaced
+        vars(self).update(self.compiled)  # replaces the methods
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
 
     def warm_up(self) -> None:
-        """Gather the statistics that `normalize_obs: frozen` keeps, unless another run's came with its weights."""
+        """Collect the statistics for `normalize_obs: frozen`, unless they were loaded with another run's weights."""
         if self.normalize_obs == "frozen" and self.network.normalizer.is_new:
             assert self.collector is not None
             steps = self.normalize_obs_steps // self.trainer.world_size
@@ -294,7 +295,7 @@ class LearningRun(Run):
         self.recorded.clear()
         for name, schedule in self.schedules.items():
             setattr(self, name, schedule(progress))
-        theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler decides there
+        theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler sets their rates
         for optimizer in self.own_optimizers:
             if isinstance(optimizer, FlatOptimizer) and optimizer not in theirs:
                 for group in optimizer.param_groups:
@@ -317,9 +318,9 @@ class LearningRun(Run):
             for name, values in self.recorded.items()
             if values
         }
-        there = [name for name, mean in means.items() if not mean.is_cpu]
-        read = torch.stack([means[name] for name in there]).tolist() if there else []  # at once: each look at a GPU waits for it
-        found = {name: float(mean) for name, mean in means.items() if mean.is_cpu} | dict(zip(there, read, strict=True))
+        on_gpu = [name for name, mean in means.items() if not mean.is_cpu]
+        read = torch.stack([means[name] for name in on_gpu]).tolist() if on_gpu else []  # together: each read waits for the GPU
+        found = {name: float(mean) for name, mean in means.items() if mean.is_cpu} | dict(zip(on_gpu, read, strict=True))
         rate = first_rate(self.own_optimizers)
         return {**self.guard.metrics(), **found, **({} if rate is None else {"train/learning_rate": rate})}
 
@@ -350,7 +351,7 @@ class LearningRun(Run):
         load_buffer(self, continues)
 
     def end_learning(self) -> None:
-        vars(self).pop("hooks", None)  # those of this Trainer
+        vars(self).pop("hooks", None)  # they belong to this Trainer
         while self.compiled:
             delattr(self, self.compiled.popitem()[0])
         if hasattr(self, "matmul_before"):

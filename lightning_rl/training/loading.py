@@ -1,4 +1,4 @@
-"""Load algorithms and weights from checkpoints, and from agents that others share: plain data only, no module that only the file names."""
+"""Load algorithms and weights from checkpoints and shared agents, as plain data; modules that only a file names are not imported."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from lightning_rl.types import State
 
 A = TypeVar("A", bound=nn.Module)
 BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
-"""What settings of the wrong kind raise somewhere inside."""
+"""Errors that invalid settings raise somewhere inside."""
 TRUSTED_PACKAGES = ("gymnasium", "lightning_rl")
 UNTRUSTED_WRAPPERS = {"RecordVideo": "writes files where the checkpoint says", "HumanRendering": "opens a window"}
 
 
 class Resumable(Protocol):
-    """An algorithm that can continue from a checkpoint."""
+    """An algorithm that can resume from a checkpoint."""
 
     counter: str
     spaces: Spaces
@@ -55,24 +55,24 @@ class Resumable(Protocol):
 
 
 def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location: str | torch.device = "cpu", **overrides: Any) -> A:
-    """Load an algorithm from a checkpoint alone: no configuration, no environment is built.
+    """Load an algorithm from a checkpoint, without a config and without building an environment.
 
     Args:
-        path: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), an agent, `hf://USER/NAME[@REVISION]` or its folder, or
-            `zoo:NAME`, one that comes with this package.
-        wanted: the class that the file must hold, or its parent.
-        base: the base of all runs.
+        path: a `.ckpt` file, a run's folder (its `checkpoints/best.ckpt`), a shared agent (`hf://USER/NAME[@REVISION]` or its folder), or
+            an agent that comes with this package, `zoo:NAME`.
+        wanted: the expected class, or a base class of it.
+        base: the base class of all runs.
         map_location: the device to load to.
         overrides: settings that replace the stored ones; an environment must have the stored spaces.
 
     Raises:
-        SettingError: no such file or agent, not one of our checkpoints, or one that names a module which was not imported.
+        SettingError: the file or agent does not exist, is not one of our checkpoints, or names a module that is not imported.
     """
     path = best_of(path)
     if isinstance(map_location, str | torch.device):
         try:
             torch.empty(0, device=map_location)
-        except (RuntimeError, AssertionError) as error:  # a device that is not there, or torch was built without
+        except (RuntimeError, AssertionError) as error:  # a device that does not exist, or that torch was built without
             raise SettingError(f"map_location {str(map_location)!r}: {str(error).splitlines()[0]}") from error
     checkpoint = _read_zip(path, overrides.get("env")) if is_zip(path) else read_checkpoint(path, map_location)
     own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
@@ -99,14 +99,14 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
         algorithm.on_load_checkpoint(checkpoint)
     except BROKEN as error:
         reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
-        raise SettingError(f"ckpt_path {shown(path)} does not hold what a {name[:40]} needs ({reason})") from error
+        raise SettingError(f"ckpt_path {shown(path)} does not contain a valid {name[:40]} ({reason})") from error
     return algorithm
 
 
 def _read_zip(path: Path, env: object) -> Checkpoint:
-    """Read an agent of Stable-Baselines3 for the environment that it is given."""
+    """Read an agent of Stable-Baselines3 for a given environment."""
     if env is None:
-        raise SettingError(f"ckpt_path {shown(path)} names no environment: give it, --env CartPole-v1 or env= in Python")
+        raise SettingError(f"ckpt_path {shown(path)} names no environment: add --env CartPole-v1, or env= in Python")
     config: Any = EnvConfig(env) if isinstance(env, str) else env
     checkpoint = read_zip(path, probe_spaces(config))
     check_content(checkpoint, path)
@@ -114,7 +114,7 @@ def _read_zip(path: Path, env: object) -> Checkpoint:
 
 
 def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
-    """Return the spaces that a checkpoint names, or those of each behavior."""
+    """Return the spaces in a checkpoint, or those of each behavior."""
     return {name: _spaces(each) for name, each in own["behaviors"].items()} if "behaviors" in own else _spaces(own)
 
 
@@ -125,7 +125,7 @@ def _spaces(own: Mapping[str, Any]) -> Spaces:
 
 
 def _without_new_folders(settings: dict[str, Any]) -> dict[str, Any]:
-    """Remove the folder of a replay buffer unless it exists: a file does not decide where to make one."""
+    """Remove the folder of a replay buffer from settings unless it exists: a checkpoint must not decide where to create one."""
     replay = settings.get("replay")
     folder = replay.get("directory") if isinstance(replay, dict) else None
     is_new = folder is not None and not (isinstance(folder, str) and Path(folder).is_dir())
@@ -133,22 +133,22 @@ def _without_new_folders(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sketch(cls: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Tensor] | None:
-    """Return an algorithm's weights without their memory; None if it cannot be built like that."""
+    """Return an algorithm's weights on the meta device, without allocating them; None if it cannot be built there."""
     try:
         with torch.device("meta"):
             algorithm = cls(**settings)
             algorithm.configure_model()
             return algorithm.state_dict()
-    except Exception:  # a user's algorithm may look at its weights; a wrong setting fails again where they are real
+    except Exception:  # a user's algorithm may read its weights; a wrong setting fails again with real weights
         return None
 
 
 def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu") -> Checkpoint:
-    """Read one of our checkpoints as plain data, or the previous generation if it is damaged; code in it never runs."""
+    """Read one of our checkpoints as plain data, or its previous generation if it is corrupt; code in it never runs."""
     path = Path(path)
     if is_zip(path):
         raise SettingError(
-            f"ckpt_path {shown(path)} is an agent of Stable-Baselines3: it can act (--env), and not be trained or shared from here"
+            f"ckpt_path {shown(path)} is an agent of Stable-Baselines3: it can act (--env), but not be trained or shared here"
         )
     if is_agent(path):
         checkpoint = read_agent(path, map_location)
@@ -165,14 +165,14 @@ def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu") 
 
 
 def best_of(path: str | Path) -> Path:
-    """Return the best checkpoint of a run's folder, or the file of an agent on the hub, which is downloaded; another path as it is."""
+    """Return the best checkpoint of a run's folder, the downloaded file of an agent on the hub, or the path itself."""
     if not is_address(path):
         check_path("ckpt_path", path)
     return checkpoint_of(path, "ckpt_path", "best.ckpt") if is_address(path) or Path(path).is_dir() else Path(path)
 
 
 def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
-    """Return the checkpoint of that name in a run's folder, the weights of a shared agent, or `source` if it is a file."""
+    """Return a checkpoint by name from a run's folder, the weights of a shared agent, or `source` if it is a file."""
     if is_address(source):
         return download(source)
     source = Path(source)
@@ -192,9 +192,9 @@ def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
 
 
 def check_fits(algorithm: Resumable, path: str | Path) -> int:
-    """Return the count of a checkpoint, its environment steps or updates; raises `SettingError` if an algorithm cannot continue from it."""
+    """Return a checkpoint's count of environment steps or updates; raise `SettingError` if an algorithm cannot resume from it."""
     if is_address(path) or is_agent(path) or agent_of(Path(path)) is not None:
-        raise SettingError(f"ckpt_path {shown(path)} is an agent without its run: begin a new run with its weights, --init_from {path}")
+        raise SettingError(f"ckpt_path {shown(path)} is an agent without its run: start a new run with its weights, --init_from {path}")
     checkpoint = read_checkpoint(path)
     own, name = checkpoint["lightning_rl"], stored_name(type(algorithm))
     stored = own["algorithm"]
@@ -202,12 +202,12 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
         way_out = f"; continue it with --model {stored}" if stored in MODELS else ""
         raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
     check_names(checkpoint["hyper_parameters"], path, imported=False)
-    algorithm.configure_model()  # which may be called often, says Lightning
+    algorithm.configure_model()  # Lightning allows repeated calls
     try:
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
     except SettingError as error:
         changed = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
-        changed = [name for name in changed if name != f"max_{algorithm.counter}"]  # a run may become longer
+        changed = [name for name in changed if name != f"max_{algorithm.counter}"]  # the length of a run may change
         named = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
         raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
     behaviors: Mapping[str, Resumable] = getattr(algorithm, "algorithms", {})
@@ -221,20 +221,20 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
 
 
 def _check_observations(algorithm: Resumable, collector: Mapping[str, Any], path: str | Path) -> None:
-    """Raise `SettingError` unless the observations in a collector's state have the shapes that the environments give."""
+    """Raise `SettingError` unless the observations in a collector's state have the shapes of the environments' observations."""
     episodes, done = collector.get("episodes"), collector.get("open_iteration")
     found = [each["obs"] for each in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
     expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
     if any(_shapes(obs) != expected for obs in found):
-        raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments give")
+        raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments return")
 
 
 def _optimizers(algorithm: Resumable) -> list[Optimizer] | None:
-    """Return optimizers as the algorithm will have them, and leave it as it was; None if only Lightning can tell."""
+    """Return the optimizers that the algorithm will have, without changing it; None if only Lightning can build them."""
     kept = [(parameter, parameter.data, parameter.grad) for parameter in algorithm.parameters()]
     try:
         configured = algorithm.configure_optimizers()
-    except Exception:  # a user's method may ask its trainer, which does not exist yet
+    except Exception:  # a user's method may use its trainer, which does not exist yet
         return None
     finally:
         for parameter, data, gradient in kept:
@@ -244,7 +244,7 @@ def _optimizers(algorithm: Resumable) -> list[Optimizer] | None:
 
 
 def _shapes(tree: object) -> object:
-    """Replace the arrays of a tree by their shapes."""
+    """Replace the arrays of a tree with their shapes."""
     if isinstance(tree, dict):
         return {key: _shapes(child) for key, child in tree.items()}
     if isinstance(tree, list | tuple):
@@ -253,19 +253,19 @@ def _shapes(tree: object) -> object:
 
 
 def stored_name(cls: type) -> str:
-    """Return how a file names an algorithm: `PPO` for one of this package, `my_module.MyPPO` for others."""
+    """Return an algorithm's name in files: `PPO` for one of this package, `my_module.MyPPO` for others."""
     return cls.__name__ if cls.__module__ == MODELS.get(cls.__name__) else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def algorithm_class(name: str, base: type) -> type:
-    """Return an algorithm of this package, or one that was imported before, by its class name or its stored name."""
+    """Return an algorithm of this package, or an imported one, by its class name or its stored name."""
     if name in MODELS:
         return getattr(importlib.import_module("lightning_rl"), name)
     imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
     if name not in imported:
         names = {*MODELS, *(key for key, cls in imported.items() if cls.__module__.partition(".")[0] != "lightning_rl")}
         raise SettingError(
-            f"there is no algorithm {name[:60]!r} (one of your own: import its module first, or --import its_module){nearest(name, names)}"
+            f"there is no algorithm {name[:60]!r} (your own: import its module first, or --import its_module){nearest(name, names)}"
         )
     return imported[name]
 
@@ -276,13 +276,13 @@ def _subclasses(cls: type) -> list[type]:
 
 
 def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
-    """Take the weights of a checkpoint, or of a run's last one, layer by layer where they fit; everything else starts again.
+    """Copy the weights of a checkpoint, or of a run's last one, for each layer that fits; other layers keep their initial weights.
 
     Returns:
-        One line for each layer that keeps its initial weights, and why.
+        One line for each layer that keeps its initial weights, with the reason.
 
     Raises:
-        SettingError: there is no checkpoint, or no layer of it fits.
+        SettingError: there is no checkpoint, or none of its layers fits.
     """
     path = checkpoint_of(source, "init_from", "last.ckpt")
     try:
@@ -314,7 +314,7 @@ def check_spaces(env: EnvConfig | str, stored: Spaces, path: str | Path) -> None
 
 
 def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path) -> None:
-    """Raise `SettingError` unless a file's weights have the names, shapes and types of a model's, and are finite."""
+    """Raise `SettingError` unless a file's weights match a model's in names, shapes and dtypes, and are finite."""
     for name in sorted(stored.keys() | own.keys()):
         reason = _misfit(stored.get(name), own.get(name))
         if reason is None and stored[name].dtype != own[name].dtype:
@@ -324,7 +324,7 @@ def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path:
 
 
 def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
-    """Return why a weight cannot be taken, if it cannot."""
+    """Return why a weight cannot be copied; None if it can."""
     if theirs is None or ours is None:
         return f"it is not in the {'checkpoint' if theirs is None else 'model'}"
     if theirs.shape != ours.shape:
@@ -333,7 +333,7 @@ def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
 
 
 def changed_settings(stored: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the names of settings that are not what they were, such as `env.id`; those that only one side has are left out."""
+    """Return the names of changed settings, such as `env.id`; settings that only one side has are left out."""
     changed = []
     for name in [name for name in stored if name in own and stored[name] != own[name]]:
         before, now = stored[name], own[name]
@@ -343,7 +343,7 @@ def changed_settings(stored: Mapping[str, Any], own: Mapping[str, Any], prefix: 
 
 
 def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = True) -> None:
-    """Refuse what no environment or wrapper can be and, with `imported`, modules that a file names and that were not imported before."""
+    """Raise `SettingError` for names that cannot be an environment or wrapper, and with `imported`, for modules that are not imported."""
     for module, name in _named(settings, path):
         package = module.partition(".")[0]
         if package in sys.stdlib_module_names or not package.isidentifier():
@@ -365,27 +365,27 @@ def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = 
 
 
 def _scripted_players(settings: Mapping[str, Any]) -> list[str]:
-    """Return the opponents that settings of self-play name, but for random moves and runs."""
+    """Return the scripted opponents in settings of self-play, without random moves and runs."""
     opponents: list[Any] = [each.get("opponents") for each in mappings(settings)]
     names = [name for each in opponents if isinstance(each, list | tuple) for name in each]
     return [name for name in names if isinstance(name, str) and name != "random" and not is_address(name) and not Path(name).exists()]
 
 
 def _own_encoders(settings: Mapping[str, Any]) -> list[str]:
-    """Return the encoders that settings name by a path."""
+    """Return the encoders that settings name by path."""
     named = [each.get("encoder") for each in mappings(settings)]
     return [name for name in named if isinstance(name, str) and "." in name]
 
 
 def _unpackaged_path(settings: Mapping[str, Any]) -> str | None:
-    """Return the id of the environment if it is a path, and not one in PettingZoo's packages."""
+    """Return the id of the environment if it is a path outside PettingZoo's packages."""
     env = settings.get("env")
     env_id = env.get("id") if isinstance(env, Mapping) else env
     return env_id if isinstance(env_id, str) and is_path(env_id) and not is_packaged(env_id) else None
 
 
 def _is_library(package: str) -> bool:
-    """Return whether a package that was imported is an installed library, and not ours."""
+    """Return whether an imported package is an installed library other than ours."""
     module = sys.modules.get(package)
     places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
     installed = any({"site-packages", "dist-packages"} & {*Path(each).parts} for each in places if each)
@@ -393,18 +393,18 @@ def _is_library(package: str) -> bool:
 
 
 def _may_build(env_id: str) -> bool:
-    """Return whether a file may name this path of an imported module: of an installed library modules only, since it has many functions."""
+    """Return whether a file may name this path in an imported module; in an installed library only modules, not its functions."""
     package = env_id.partition(".")[0]
     if package in sys.modules and package not in TRUSTED_PACKAGES and not _is_library(package):
         return True
     try:
         return find_spec(env_id) is not None
-    except (ImportError, ValueError):  # its parent is no package
+    except (ImportError, ValueError):  # its parent is not a package
         return False
 
 
 def check_environment(env: object, numbers: int, path: str | Path) -> None:
-    """Refuse settings of an environment that opens a window, or stacks more frames than its observations have numbers."""
+    """Raise `SettingError` for an environment that opens a window, or that stacks more frames than its observations have numbers."""
     if any(each.get("render_mode") == "human" for each in mappings(env)):
         raise SettingError(f"{shown(path)} names the render_mode human, which opens a window; pass env yourself")
     stacked = [("frame_stack", env.get("frame_stack"))] if isinstance(env, Mapping) else []
@@ -413,7 +413,7 @@ def check_environment(env: object, numbers: int, path: str | Path) -> None:
             stacked += [("stack_size", each.get("stack_size")) for each in mappings(wrapper.get("init_args"))]
     for name, frames in stacked:
         if isinstance(frames, int | float) and frames > numbers:
-            raise SettingError(f"{shown(path)} holds env.{name} {frames}, and its observations have {numbers} numbers")
+            raise SettingError(f"{shown(path)} holds env.{name} {frames}, but its observations have {numbers} numbers")
 
 
 def foreign_modules(settings: Mapping[str, Any], path: str | Path) -> list[str]:
@@ -422,12 +422,12 @@ def foreign_modules(settings: Mapping[str, Any], path: str | Path) -> list[str]:
 
 
 def _named(settings: Mapping[str, Any], path: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield module and name of all that settings ask to import."""
+    """Yield module and name of everything that settings import."""
     env = settings.get("env")
     env = {"id": env or ""} if env is None or isinstance(env, str) else env
     wrappers = (env.get("wrappers") or []) if isinstance(env, Mapping) and isinstance(env.get("id"), str) else None
     if not isinstance(wrappers, list | tuple) or not all(isinstance(each, Mapping | str) for each in wrappers):
-        raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: its env is no environment")
+        raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: its env is not an environment")
     module, colon, name = env["id"].rpartition(":")
     if colon:
         yield module, name
@@ -438,6 +438,6 @@ def _named(settings: Mapping[str, Any], path: str | Path) -> Iterator[tuple[str,
     paths += _own_encoders(settings)
     for named in paths:
         if not isinstance(named, str):
-            raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: a class_path must be a text")
+            raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: a class_path must be a string")
         module, _, name = named.rpartition(".")
         yield module or "gymnasium", name

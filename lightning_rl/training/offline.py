@@ -1,4 +1,4 @@
-"""Learning from a dataset alone: what the algorithms share that do, and their way to the environment afterwards."""
+"""Settings and experience of offline algorithms, which learn from a dataset and can continue online."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -16,19 +16,19 @@ from lightning_rl.training.settings import ReplayFields
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OfflineFields(ReplayFields):
-    """Learn from a dataset alone, for `max_updates` updates; or, `online`, from the environment's steps after it."""
+    """Learn from a dataset only, for `max_updates` updates, or with `online` also from the environment's steps."""
 
-    dataset: str | None = None  # and the experience while a run lasts
-    """What to learn from, such as `pendulum/medium-v0`; from Python also a list of demonstrations."""
+    dataset: str | None = None  # during a run, the experience itself
+    """Name of the dataset, such as `pendulum/medium-v0`; in Python also a list of demonstrations."""
     max_updates: Annotated[int, Range(1, 2**53)] = 1_000_000
-    """Length of a run without `online`; schedules, rows, evaluations and checkpoints go by updates."""
+    """Length of a run without `online`; schedules, rows of metrics, evaluations and checkpoints follow the count of updates."""
     updates_per_iteration: Annotated[int, Range(1)] = 100
-    """Without `online`: updates between two looks at whether to log, evaluate, save or stop."""
+    """Without `online`: updates per iteration, after which the run may log, evaluate, save or stop."""
     online: bool = False
-    """Step the environment for `max_env_steps`, as SAC does, with the dataset in the replay buffer from the start: to finetune a policy, of
-    `--init_from`, that learned offline."""
+    """Step the environment for `max_env_steps`, as SAC does, with the dataset in the replay buffer from the start. Use it to fine-tune a
+    policy that was trained offline (`--init_from`)."""
     warmup: Literal["random", "policy"] = "policy"
-    """With `online`, actions before learning starts: `random` or from the `policy`."""
+    """With `online`: actions before learning starts, `random` or from the `policy`."""
     self_play: SelfPlayConfig | None = field(init=False, default=None)
 
     counter = "updates"
@@ -44,7 +44,7 @@ class OfflineFields(ReplayFields):
 
     @property
     def num_envs(self: Any) -> int:
-        """Return 1 where no environment is stepped."""
+        """Return 1 if no environment is stepped."""
         return super().num_envs if self.online else 1  # type: ignore[misc]
 
     @property
@@ -52,11 +52,11 @@ class OfflineFields(ReplayFields):
         return super().planned_updates if self.online else self.max_updates
 
     def experience(self: Any) -> Any:
-        """Return batches of the dataset, or iterations of acting and learning in turn."""
+        """Return batches of the dataset, or with `online` iterations that alternate acting and learning."""
         return super().experience() if self.online else make_offline(self)
 
     def warm_up(self: Any) -> None:
-        """Gather the statistics of the dataset's observations, unless another run's came with its weights."""
+        """Collect the statistics of the dataset's observations, unless they were loaded with another run's weights."""
         if self.source is None:
             super().warm_up()  # type: ignore[misc]
         elif self.normalize_obs != "off" and self.network.normalizer.is_new:
@@ -65,26 +65,26 @@ class OfflineFields(ReplayFields):
 
 
 def check_offline(algorithm: Any) -> None:
-    """Raise `SettingError` for settings that need steps of the environment where there are none, and for two datasets."""
+    """Raise `SettingError` for settings that need steps of the environment without `online`, and for two datasets."""
     if algorithm.online:
         if algorithm.source is not None and algorithm.replay.demonstrations is not None:
-            raise SettingError("dataset and replay.demonstrations are the same here: name the demonstrations in dataset alone")
+            raise SettingError("dataset and replay.demonstrations have the same meaning here: use only dataset")
         return
     if algorithm.replay.demonstrations is not None or algorithm.replay.demonstration_share is not None:
         name = "demonstrations" if algorithm.replay.demonstrations is not None else "demonstration_share"
-        raise SettingError(f"replay.{name} needs online, where the environment is stepped too; name what to learn from in dataset")
+        raise SettingError(f"replay.{name} needs online, which also steps the environment; name the data in dataset")
     if algorithm.normalize_reward:
-        raise SettingError("normalize_reward needs online: returns are not watched in a dataset; scale it by reward_scale")
+        raise SettingError("normalize_reward needs online: a dataset gives no running returns; use reward_scale")
     for name in algorithm.reward_signals:
         if name != "extrinsic":
-            raise SettingError(f"reward_signals.{name} needs online, where the environment is stepped; leave it out")
+            raise SettingError(f"reward_signals.{name} needs online, which steps the environment; leave it out")
 
 
 def make_offline(algorithm: Any) -> OfflineDataset:
     """Return batches of the transitions of a dataset.
 
     Raises:
-        SettingError: there is none, or it does not fit the environment.
+        SettingError: there is no dataset, or it does not fit the environment.
     """
     episodes = read_demonstrations(algorithm, "dataset", algorithm.source)
     if not episodes:
@@ -93,7 +93,7 @@ def make_offline(algorithm: Any) -> OfflineDataset:
     settings, lengths = algorithm.replay_settings, (algorithm.updates_per_iteration, algorithm.max_updates)
     buffer = make_full_buffer(algorithm, episodes, rows_of(algorithm, settings, algorithm.replay), algorithm.replay)
     if not buffer.ready:
-        raise SettingError(f"dataset: {summarize(episodes)}, of which nothing can be drawn; its episodes are too short")
+        raise SettingError(f"dataset: {summarize(episodes)}, of which nothing can be sampled; its episodes are too short")
     algorithm.say(f"dataset: {summarize(episodes)}")
     nowhere: Any = NoCollector(algorithm.spaces.observation)
     signals = dict(algorithm.reward_signals.items())

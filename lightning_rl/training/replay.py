@@ -1,7 +1,4 @@
-"""Replay buffers of a run: made, filled with demonstrations, loaded from a checkpoint, and the experience that is drawn from them.
-
-What a checkpoint's buffer holds can be read as episodes, too.
-"""
+"""Replay buffers of a run: build, fill with demonstrations, load from a checkpoint, and read as episodes."""
 
 from __future__ import annotations
 
@@ -30,13 +27,13 @@ from lightning_rl.types import tree_index, tree_map, tree_to_numpy
 
 
 def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
-    """Return experience from a replay buffer of this rank."""
+    """Return experience from this rank's replay buffer."""
     ranks = algorithm.world_size
     saved = saved_buffer(algorithm) is not None
     buffer = make_replay_buffer(algorithm, settings, config, saved)
     steps = max(1, settings.steps_per_iteration // (algorithm.num_envs * ranks))
     if algorithm.has_trainer and getattr(algorithm.trainer, "fast_dev_run", False):
-        # its first iteration must run the losses; the policy of TD3 waits for the second update
+        # the first iteration must run all losses; TD3's policy only learns from the second update on
         enough = buffer.open_rows + settings.batch_size
         settings = replace(settings, learning_starts=min(settings.learning_starts, enough * ranks))
         steps = max(steps, -(-(enough + 2 * settings.train_freq) // algorithm.num_envs))
@@ -54,16 +51,16 @@ def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, a
 
 
 def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
-    """Make the replay buffer of this rank, empty, or with demonstrations in it or in a second one, and report its memory and contents.
+    """Make this rank's replay buffer, empty or with demonstrations in it or in a second buffer, and report its memory and contents.
 
     Args:
-        algorithm: whose experience it will hold.
-        settings: its size, and what a batch is.
-        config: how it keeps rows and draws them.
-        saved: whether a checkpoint holds its rows.
+        algorithm: the algorithm whose experience it stores.
+        settings: size and batches.
+        config: how rows are stored and sampled.
+        saved: a checkpoint contains its rows.
 
     Raises:
-        SettingError: it is too large or too small, or the demonstrations cannot be used.
+        SettingError: the buffer is too large or too small, or the demonstrations cannot be used.
     """
     rows = rows_of(algorithm, settings, config)
     node = algorithm.world_size // algorithm.trainer.num_nodes if algorithm.has_trainer else 1
@@ -80,7 +77,7 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
 
 
 def rows_of(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig) -> dict[str, Any]:
-    """Return the arguments of `ReplayBuffer` that say what a row is, and what it pays for other goals."""
+    """Return the arguments of `ReplayBuffer` that describe rows, and their rewards for other goals."""
     spaces, distribution = algorithm.spaces, algorithm.network.distribution
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
     action = tree_index(tree_to_numpy(distribution.random(x)), 0)
@@ -92,13 +89,13 @@ def rows_of(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig) 
 
 
 def find_goal_reward(algorithm: Learner, settings: ReplaySettings) -> GoalReward:
-    """Return what the environment pays for other goals; raise `SettingError` where they cannot be learned from."""
+    """Return the environment's reward function for other goals; raise `SettingError` if relabeling is not possible."""
     if settings.memory is not None:
-        raise SettingError("replay.relabel does not go with memory, which has seen the goals that rows had before; leave one out")
+        raise SettingError("replay.relabel cannot be combined with memory, which has seen the original goals; leave one out")
     for name, signal in algorithm.reward_signals.items():
         if signal.sees or signal.ignore_done:
-            what = ", which learns from the goals that rows had before" if signal.sees else ".ignore_done"
-            raise SettingError(f"replay.relabel does not go with reward_signals.{name}{what}; leave one out")
+            what = ", which learns from the original goals" if signal.sees else ".ignore_done"
+            raise SettingError(f"replay.relabel cannot be combined with reward_signals.{name}{what}; leave one out")
     return make_goal_reward(algorithm.env, algorithm.spaces)
 
 
@@ -106,7 +103,7 @@ def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstr
     """Write demonstrations into an empty buffer, and report them.
 
     Raises:
-        SettingError: they do not all fit.
+        SettingError: they do not fit.
     """
     if not episodes:
         return
@@ -118,22 +115,22 @@ def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstr
 
 
 def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> ReplayBuffer:
-    """Make a buffer that draws a share of each batch from demonstrations, which are kept for good, and report it.
+    """Make a buffer that samples a share of each batch from demonstrations, which are never dropped, and report it.
 
     Args:
-        algorithm: whose experience it will hold.
+        algorithm: the algorithm whose experience it stores.
         batch_size: rows of a batch.
-        config: how it keeps rows and draws them.
-        rows: arguments of `ReplayBuffer` for both.
-        own: those of the buffer of experience.
+        config: how rows are stored and sampled.
+        rows: arguments of `ReplayBuffer` for both buffers.
+        own: arguments of the buffer of experience.
 
     Raises:
-        SettingError: there are no demonstrations, or a batch takes none of them, nothing else, or more than there are.
+        SettingError: there are no demonstrations; or a batch contains none of them, only them, or more than there are.
     """
     assert config.demonstration_share is not None
     episodes = read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations)
     if not episodes:
-        raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} is a share of nothing: name replay.demonstrations")
+        raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} needs demonstrations: name replay.demonstrations")
     sequences = rows["sequences"]
     demonstrations = make_full_buffer(algorithm, episodes, rows, replace(config, prioritized=False))
     buffer = ReplayBuffer(**own, demonstrations=demonstrations, share=config.demonstration_share)
@@ -141,14 +138,14 @@ def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig,
     what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
     needed = 1 if config.replace else drawn // length
     if demonstrations.ready < needed:
-        found = f"{summarize(episodes)}, of which {demonstrations.ready} {what} can be drawn"
+        found = f"{summarize(episodes)}, of which {demonstrations.ready} {what} can be sampled"
         raise SettingError(f"replay.demonstrations: {found}; a batch needs {needed}")
     algorithm.say(f"demonstrations: {summarize(episodes)}; {drawn} of {batch_size} rows of each batch")
     return buffer
 
 
 def make_full_buffer(algorithm: Learner, episodes: list[Demonstration], rows: dict[str, Any], config: ReplayConfig) -> ReplayBuffer:
-    """Make a buffer that holds demonstrations and has no room for more; `rows` are arguments of `ReplayBuffer`."""
+    """Make a buffer that is full of demonstrations; `rows` are arguments of `ReplayBuffer`."""
     least = rows["n_steps"] + 1 if rows["sequences"] is None else rows["sequences"].slots(rows["n_steps"])
     capacity = max(least, sum(len(each.reward) for each in episodes))
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
@@ -158,14 +155,16 @@ def make_full_buffer(algorithm: Learner, episodes: list[Demonstration], rows: di
 
 
 def write(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
-    """Write all steps of demonstrations into a buffer, actions as the policy samples them, converted an episode at a time."""
+    """Write all steps of demonstrations into a buffer, with actions as sampled, converting one episode at a time."""
     sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
     buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
 
 
 def saved_buffer(algorithm: Learner) -> tuple[dict[str, Any], int] | None:
-    """Return the manifest of the replay buffer that a checkpoint holds for this rank, and the rank that saved it, which may be another
-    where there were more or fewer; None if there is no buffer, or it is of another number of environments."""
+    """Return the manifest of this rank's replay buffer in a checkpoint, and the rank that saved it.
+
+    That may be another rank if their number has changed. Return None if there is no buffer, or it has another number of environments.
+    """
     if not algorithm.ranks:
         return None
     number = algorithm.global_rank % len(algorithm.ranks)
@@ -175,7 +174,7 @@ def saved_buffer(algorithm: Learner) -> tuple[dict[str, Any], int] | None:
 
 
 def load_buffer(algorithm: Learner, continues: bool) -> None:
-    """Load the replay buffer, if any, that a checkpoint holds for this rank; `continues`: with the episodes in progress."""
+    """Load this rank's replay buffer from a checkpoint, if there is one; `continues`: with the episodes in progress."""
     if (saved := saved_buffer(algorithm)) is not None:
         manifest, number = saved
         folder = Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}" / algorithm.behavior
@@ -186,21 +185,21 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
 
 
 def stored_episodes(algorithm: Any, checkpoint: Mapping[str, Any], folder: Path) -> list[Demonstration]:
-    """Return all steps in the replay buffer of a checkpoint, rank by rank and environment by environment, the oldest first.
+    """Return all steps in the replay buffer of a checkpoint, rank by rank and environment by environment, oldest first.
 
-    What a full buffer has dropped of an episode is missing; one in progress counts as truncated.
+    Steps that a full buffer has dropped are missing; episodes in progress count as truncated.
 
     Args:
-        checkpoint: as it was read.
-        folder: of its segments, `last.ckpt.d`.
+        checkpoint: the checkpoint's contents.
+        folder: the folder of its segments, `last.ckpt.d`.
 
     Raises:
-        SettingError: it holds no replay buffer, or it cannot be read.
+        SettingError: the checkpoint contains no replay buffer, or it cannot be read.
     """
     episodes: list[Demonstration] = []
     ranks = checkpoint["lightning_rl"].get("ranks", [])
     if not ranks or any(state["data"].get("replay") is None for state in ranks):
-        raise SettingError("--replay: this checkpoint holds no replay buffer; name a run that replays, or its last.ckpt")
+        raise SettingError("--replay: this checkpoint holds no replay buffer; name a run with replay, or its last.ckpt")
     settings, config = algorithm.replay_settings, replace(algorithm.replay, directory=None)
     rows = rows_of(algorithm, settings, config)
     for number, state in enumerate(ranks):
@@ -211,7 +210,7 @@ def stored_episodes(algorithm: Any, checkpoint: Mapping[str, Any], folder: Path)
 
 
 def read_episodes(algorithm: Learner, buffer: ReplayBuffer) -> Iterator[Demonstration]:
-    """Yield the episodes in a buffer in the environment's own form, and end those in progress."""
+    """Yield the episodes in a buffer with the environment's actions and dtypes; those in progress end as truncated."""
     buffer.cut()
     forms = empty_arrays(algorithm.spaces.observation), empty_arrays(algorithm.spaces.action)
     for env in range(len(buffer.envs)):

@@ -40,16 +40,16 @@ def take_run(
     saves: bool = True,
     say: Callable[[str], None] = print,
 ) -> Iterator[tuple[Path, str | Path | None]]:
-    """Choose a run's folder and the checkpoint to continue from, and keep other processes out in the meantime.
+    """Choose a run's folder and the checkpoint to resume from, and lock the folder inside the context.
 
-    A run `name` that ended before it had saved anything starts again there, if this one `saves`. A new folder in which nothing was logged
-    or saved is removed at the end.
+    A run `name` that ended before it saved anything starts again in its folder, if the new one `saves`. A new folder in which nothing was
+    logged or saved is removed at the end.
 
     Raises:
-        SettingError: another process trains there, or a new run's folder has a run in it and `force` is false, also with `ckpt_path` last
-            where that run saved only `best.ckpt`: what continues from it is another run.
+        SettingError: another process trains in the folder; or a new run's folder contains a run and `force` is false. That includes
+            `ckpt_path` last if that run saved only `best.ckpt`: continuing from it is another run.
     """
-    if not is_first_rank():  # which has the lock
+    if not is_first_rank():  # the first rank has the lock
         yield choose_run(folder, ckpt_path, name)
         return
     continues = ckpt_path == "last"
@@ -62,8 +62,8 @@ def take_run(
             run, found = choose_run(folder, ckpt_path, name)
         with locked(run, say):
             try:
-                if end_replacing(run):  # a kill left it there
-                    say(f"the run in {run} is back: the one that began to replace it was killed before it had saved anything")
+                if end_replacing(run):  # left behind by a kill
+                    say(f"the run in {run} is restored: the run that was replacing it was killed before it saved anything")
                 if continues and found is None:
                     found = last_generation(run / "checkpoints")
                 saved = find_saved(run / "checkpoints")
@@ -77,9 +77,9 @@ def take_run(
 
 
 def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = None) -> tuple[Path, str | Path | None]:
-    """Return the folder of a run and the checkpoint to continue from.
+    """Return the folder of a run and the checkpoint to resume from.
 
-    `last` is the newest run in `folder` that saved one, or the run `name`; a new run's folder and None if there is none.
+    `last` is the newest run in `folder` that saved a checkpoint, or the run `name`. Without such a run, return a new folder and None.
     """
     numbers = sorted(int(path.name[8:]) for path in folder.glob("version_*") if path.name[8:].isdecimal())
     runs = [folder / f"version_{number}" for number in numbers] if name is None else [folder / name]
@@ -93,7 +93,7 @@ def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = No
 
 
 def describe_run(run: Path, saved: Path | None) -> str:
-    """Return how a run goes on from what `find_saved` found of it, and that `--force` deletes it."""
+    """Return the message how to resume an existing run, whose save `find_saved` found, or replace it with `--force`."""
     if saved is None:
         return f"there is a run in {run} that saved nothing: --force starts again and deletes it"
     if saved.name.startswith("last."):
@@ -103,7 +103,7 @@ def describe_run(run: Path, saved: Path | None) -> str:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Make a folder, and remove what was made of it if it is empty at the end."""
+    """Create a folder with its parents, and remove those that were created and are empty at the end."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -115,7 +115,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def is_blank(run: Path) -> bool:
-    """Return whether a folder holds no more than a run leaves that was refused before it began."""
+    """Return whether a folder contains no more than the files of a run that failed before it started."""
     try:
         return all(_is_empty(file) for file in run.rglob("*") if not file.is_dir())
     except FileNotFoundError:  # the first rank has just removed it
@@ -130,7 +130,7 @@ def _is_empty(file: Path) -> bool:
 
 @contextmanager
 def keeping_config(run: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """Leave `config.yaml` as it was if a run refuses to go on with other settings before it has begun."""
+    """Restore `config.yaml` if a resumed run rejects changed settings before it starts."""
     file = run / "config.yaml"
     before = file.read_bytes() if file.is_file() else None
     try:
@@ -143,9 +143,9 @@ def keeping_config(run: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def replacing(run: Path, saves: bool) -> Iterator[None]:
-    """Let a new run take the folder of another, which comes back if the new one saves nothing. Anything but a run's folder stays.
+    """Let a new run replace another in its folder; the old run is restored if the new one saves nothing. Other folders are not touched.
 
-    Of a new run that is to save no checkpoints (`saves` is false), and ends without an error, whatever it wrote is enough.
+    If the new run does not save checkpoints (`saves` is false) and ends without an error, any output of it is enough.
     """
     if not (run / "config.yaml").is_file() or not is_first_rank():
         yield
@@ -160,7 +160,7 @@ def replacing(run: Path, saves: bool) -> Iterator[None]:
 
 
 def end_replacing(run: Path, saves: bool = True) -> bool:
-    """Remove the run that another replaced, or bring it back if the other saved nothing; return whether it came back."""
+    """Delete a replaced run, or restore it if the new one saved nothing. Return whether it was restored."""
     old = run.with_name(f"{run.name}{REPLACED}")
     comes_back = old.exists() and (find_saved(run / "checkpoints") is None if saves else is_blank(run))
     if comes_back:
@@ -172,10 +172,10 @@ def end_replacing(run: Path, saves: bool = True) -> bool:
 
 
 def environment_name(env: object) -> str:
-    """Return the environment's id without its module, or the class or function of a ready one; of a lambda that of what it builds."""
+    """Return the environment's id without its module, or the name of its class or function; for a lambda, that of the environment built."""
     if isinstance(env, EnvConfig):
         return env.id.rpartition(":")[2]
-    if isinstance(env, partial):  # copies of a ready one, or a function with arguments
+    if isinstance(env, partial):  # copies of a ready environment, or a function with arguments
         return type(env.args[0].unwrapped).__name__ if env.func is deepcopy else getattr(env.func, "__name__", "partial")
     spec = None if isinstance(env, type) else getattr(env, "spec", None)
     name = getattr(env, "__name__", type(env).__name__)
@@ -186,13 +186,13 @@ def environment_name(env: object) -> str:
 
 
 def run_of(ckpt_path: str | Path) -> Path | None:
-    """Return the folder of the run that saved a checkpoint; None for a checkpoint that lies elsewhere."""
+    """Return the folder of the run that saved a checkpoint; None if the checkpoint is in another folder."""
     folder = Path(ckpt_path).absolute().parent
     return folder.parent if folder.name == "checkpoints" else None
 
 
 def read_seed(ckpt_path: str | Path, otherwise: int | None) -> int | None:
-    """Return the seed that the run of a checkpoint began with, as its `config.yaml` says, for the run that continues it."""
+    """Return the seed of a checkpoint's run from its `config.yaml`, for the run that resumes it."""
     run, seed = run_of(ckpt_path), otherwise
     with suppress(OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError):
         settings = None if run is None else yaml.safe_load((run / "config.yaml").read_text("utf-8"))
@@ -202,12 +202,12 @@ def read_seed(ckpt_path: str | Path, otherwise: int | None) -> int | None:
 
 @rank_zero_only
 def write_config(run: Path, config: dict[str, Any]) -> None:
-    """Make the run's folder and write `config.yaml`, whole or not at all: `fit --config` repeats the run."""
+    """Create the run's folder and write `config.yaml` atomically; `fit --config` repeats the run."""
     run.mkdir(parents=True, exist_ok=True)
     write_text(run / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
 @rank_zero_only
 def cut_back_evaluations(run: Path, counter: str, count: int, say: Callable[[str], None] = print) -> None:
-    """Remove evaluations beyond a checkpoint from which the run continues: they will be repeated."""
+    """Remove evaluations past the checkpoint from which the run resumes: they will be repeated."""
     CsvTable(run / "evaluations.csv", counter, say).cut_back(count)

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, side by side: how they start, report, wait for an answer, and end with the program that started them."""
+"""Parallel runs in separate processes: they report, wait for an answer, and end with the program that started them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lightning_rl.processes import Child, error_line
 from lightning_rl.startup import start_fork_server
 
 Answer = Literal["go", "prune", "stop"]
-"""What a run does after a report: go on; end; save and leave the rest for later."""
+"""What a run does after a report: continue; end; or save and stop, to be resumed later."""
 Ask = Callable[["Message"], Answer]
 LOCK_TIMEOUT = 20.0
-"""Seconds for the processes of a killed program to notice that it is gone."""
+"""Seconds for the processes of a killed program to notice that it is dead."""
 SECONDS_BETWEEN_REPORTS = 0.5
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a run reports: that it `begins`, its `progress`, an `evaluation`, that it `ended`, `failed` or was `stopped`.
+    """A report of a run: it `begins`, its `progress`, an `evaluation`, or it `ended`, `failed` or was `stopped`.
 
     Args:
         count: environment steps or updates so far.
         value: the monitored metric of an evaluation.
-        final: whether the run ends with this evaluation.
-        text: its progress, or why it failed.
+        final: the run ends with this evaluation.
+        text: the progress, or why it failed.
     """
 
     kind: Literal["begins", "progress", "evaluation", "ended", "failed", "stopped"]
@@ -62,14 +62,14 @@ class RunPlan:
     """A run to train.
 
     Args:
-        options: of `fit`, without those that follow from the other fields.
+        options: options of `fit`, without those that follow from the other fields.
         root: the folder of all runs.
-        folder: that of the run, in the root.
+        folder: the run's folder, inside the root.
         seed: `seed_everything` of the run.
         imports: modules to import first.
-        log: the file for what the run prints.
-        width: letters that there is room for in a report of its progress; None reports none.
-        settings: what its `config.yaml` shall hold, as config files may change before it starts; None checks nothing.
+        log: the file for the run's output.
+        width: maximum characters of a progress report; None: no progress reports.
+        settings: expected contents of its `config.yaml`, as config files may change before it starts; None: no check.
     """
 
     options: tuple[str, ...]
@@ -89,13 +89,13 @@ class RunPlan:
 
 
 Train = Callable[[RunPlan, Ask], None]
-"""Trains a run from its last checkpoint, if it has one; a function of a module, as other processes import it."""
+"""Trains a run, from its last checkpoint if there is one; a module-level function, because other processes import it."""
 
 
 class ReportRun(pl.Callback):
-    """Report the beginning, the evaluations and, where a plan has a width for it, the progress of a run, and do what the answer says.
+    """Report the start, the evaluations and, with a `width`, the progress of a run, and follow the answers.
 
-    It must come after callbacks that save the best weights or stop the run, so that they have seen the evaluation.
+    It must come after callbacks that save the best weights or stop the run, so that they see the evaluation first.
     """
 
     def __init__(self, ask: Ask, monitor: str, width: int | None) -> None:
@@ -125,28 +125,28 @@ class ReportRun(pl.Callback):
 
 
 class RunProcess(Child):
-    """A process that trains a run. It may have processes of its own, for environments."""
+    """A process that trains a run. It may have child processes for environments."""
 
     def __init__(self, train: Train, plan: RunPlan) -> None:
         plan.log.parent.mkdir(parents=True, exist_ok=True)
-        context: Any = get_context("forkserver")  # which imports torch once for all runs
+        context: Any = get_context("forkserver")  # imports torch once for all runs
         context.set_forkserver_preload([train.__module__])
         super().__init__(context, work, (train, plan), plan.folder.name)
 
 
 class RunPool:
-    """Trains runs, so many at a time. The first signal lets all of them save and stop.
+    """Trains several runs in parallel. The first signal makes all of them save and stop.
 
     Args:
         train: trains a run.
-        jobs: how many are trained at a time.
+        jobs: maximum number of parallel runs.
     """
 
     def __init__(self, train: Train, jobs: int) -> None:
         self.train, self.jobs = train, jobs
         self.signals = StopOnSignal()
         self.processes: dict[int, RunProcess] = {}
-        """Those that train, by a number of each run."""
+        """The running processes, by the number of their run."""
 
     @property
     def received(self) -> signal.Signals | None:
@@ -160,7 +160,7 @@ class RunPool:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Handle signals while runs are trained; end those that are left when an error ends this."""
+        """Handle signals while runs train; kill processes that are still running at the end, for instance after an error."""
         start_fork_server(self.train.__module__)
         try:
             with self.signals.listening(self._stop_all):
@@ -174,7 +174,7 @@ class RunPool:
         self.processes[number] = RunProcess(self.train, plan)
 
     def receive(self, timeout: float = 0.2) -> Iterator[tuple[int, Message]]:
-        """Yield what runs report. A run that does not wait for an answer is over, and its process has ended."""
+        """Yield reports of runs. A run that does not wait for an answer has finished, and its process is ended."""
         numbers: dict[Any, int] = {process.pipe: number for number, process in self.processes.items()}
         for pipe in wait(list(numbers), timeout):
             number = numbers[pipe]
@@ -188,8 +188,8 @@ class RunPool:
             yield number, message
 
     def answer(self, number: int, answer: Answer = "go") -> None:
-        """Answer a run; one that may go on stops if a signal came."""
-        with suppress(OSError):  # it died, which is what is received next
+        """Answer a run; if a signal was received, a run that could go on stops."""
+        with suppress(OSError):  # it died, which `receive` reports next
             self.processes[number].pipe.send("stop" if answer == "go" and self.received is not None else answer)
 
     def _stop_all(self, number: int) -> None:
@@ -199,14 +199,14 @@ class RunPool:
 
 
 def work(train: Train, plan: RunPlan, pipe: Connection) -> None:
-    """Train a run, with its output in a file, and send how it ended."""
-    print_into(plan.log)
+    """Train a run, with its output in a file, and report how it ended."""
+    redirect_output(plan.log)
 
     def ask(message: Message) -> Answer:
         try:
             pipe.send(message)
             return pipe.recv()
-        except (EOFError, OSError):  # the program was killed; the run continues from what it has saved
+        except (EOFError, OSError):  # the program was killed; the run can be resumed from its last save
             os._exit(1)
 
     try:
@@ -217,7 +217,7 @@ def work(train: Train, plan: RunPlan, pipe: Connection) -> None:
         end = Message("failed", text=str(error))
     except (KeyboardInterrupt, SystemExit):
         end = Message("stopped")
-    except Exception as error:  # an environment of others may raise anything
+    except Exception as error:  # a user's environment may raise anything
         traceback.print_exc()
         end = Message("failed", text=error_line(error))
     finish_wandb(end)
@@ -227,14 +227,14 @@ def work(train: Train, plan: RunPlan, pipe: Connection) -> None:
 
 
 def finish_wandb(end: Message) -> None:
-    """Let Weights & Biases write all it has, as it does when an ordinary program exits."""
+    """Let Weights & Biases write all pending data, as at the exit of an ordinary program."""
     wandb: Any = sys.modules.get("wandb")
     if wandb is not None:
         wandb.finish(exit_code=int(end.kind == "failed"))
 
 
-def print_into(log: Path) -> None:
-    """Append what this process prints to a file."""
+def redirect_output(log: Path) -> None:
+    """Append the output of this process to a file."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -242,7 +242,7 @@ def print_into(log: Path) -> None:
 
 
 def wait_for_lock(plan: RunPlan) -> None:
-    """Wait until no process of a killed program trains in the folder of a run any more."""
+    """Wait until no process of a killed program trains in the run's folder any more."""
     deadline = time.monotonic() + LOCK_TIMEOUT
     while plan.folder.exists():
         try:

@@ -20,26 +20,26 @@ from lightning_rl.training.side_learners import CloningConfig
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReplayFields:
-    """When to act and when to learn, and how experience is stored."""
+    """Settings of acting, learning and the replay buffer."""
 
     buffer_size: Annotated[int, Range(1)] = 1_000_000
-    """Transitions in the replay buffer."""
+    """Capacity of the replay buffer, in transitions."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Rows of a batch, with a memory a multiple of its sequence_length."""
+    """Rows of a batch; with a memory, a multiple of its sequence_length."""
     learning_starts: Annotated[int, Range(0)] = 100
     """Environment steps before the first update."""
     train_freq: Annotated[int, Range(1)] = 1
-    """Environment steps, counted over all environments, between learning."""
+    """Environment steps, counted over all environments, between updates."""
     gradient_steps: Annotated[int, Range(-1)] = 1
-    """Updates each time; -1: as many as steps."""
+    """Updates every `train_freq` steps; -1: one per environment step."""
     steps_per_iteration: Annotated[int, Range(1)] = 100
     """Environment steps of an iteration, in which acting and learning alternate."""
     n_steps: Annotated[int, Range(1)] = 1
-    """Length of the returns' windows; shorter at the end of an episode."""
+    """Steps of n-step returns, fewer at the end of an episode."""
     warmup: Literal["random", "policy"] = "random"
     """Actions before learning starts: `random` or from the `policy`."""
     replay: ReplayConfig = ReplayConfig()
-    """How transitions are stored and sampled, see `ReplayConfig`."""
+    """Storage and sampling of transitions; see `ReplayConfig`."""
 
     def __post_init__(self: Any) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the algorithm
@@ -53,37 +53,37 @@ class ReplayFields:
         return int(steps if self.gradient_steps == -1 else steps // self.train_freq * self.gradient_steps)
 
     def experience(self: Any) -> Any:
-        """Return iterations of acting and learning in turn, from the replay buffer."""
+        """Return iterations that alternate acting and learning, from the replay buffer."""
         return self.replay_experience(self.replay_settings, self.replay)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CriticFields:
-    """The critics of an off-policy algorithm with an actor, and the hidden layers of both."""
+    """Settings of the critics of an off-policy actor-critic algorithm, and of all hidden layers."""
 
     activation: str = "relu"
-    """Of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
+    """Activation of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
-    """Cut gradients to this Euclidean norm; null leaves them."""
+    """Clip gradients to this Euclidean norm; null: no clipping."""
     tau: float = 0.005
-    """Fraction by which the target networks move each time."""
+    """Fraction by which each update moves the target networks."""
     n_critics: Annotated[int, Range(1)] = 2
-    """How many critics; the lowest of their values counts."""
+    """Number of critics; the minimum of their values is used."""
     critic_subset: Annotated[int, Range(1)] | None = None
-    """The lowest of this many critics, drawn for each update, is the target, and the policy maximizes the mean of all (REDQ; in
-    `TD3` the first critic)."""
+    """Number of random critics per update whose minimum is the target; the policy maximizes the mean of all critics (REDQ), in `TD3` the
+    first critic."""
     n_quantiles: Annotated[int, Range(1)] | None = None
-    """Critics learn this many quantiles of the return instead of its mean (TQC)."""
+    """Quantiles of the return per critic, instead of the mean (TQC)."""
     drop_quantiles: Annotated[int, Range(0)] = 0
-    """How many of the greatest quantiles, for each critic, the target leaves out."""
+    """Number of largest quantiles per critic to drop from the target."""
     critic_net_arch: list[int] | None = None
     """Widths of the critics' hidden layers; null: net_arch."""
     critic_layers: Layers = "plain"
-    """Of the critics: `plain`, `layer_norm`, or the residual blocks of `simba`."""
+    """Hidden layers of the critics: `plain`, `layer_norm`, or the residual blocks of `simba`."""
     critic_dropout: Annotated[float, Range(0, 0.99)] = 0.0
-    """Share of the outputs of the critics' hidden layers set to 0 (DroQ: 0.01, with layer_norm)."""
+    """Dropout rate of the critics' hidden layers (DroQ: 0.01, with layer_norm)."""
     actor_layers: Layers = "plain"
-    """Of the policy."""
+    """Hidden layers of the policy."""
 
     def __post_init__(self: Any) -> None:
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
@@ -100,21 +100,21 @@ class CriticFields:
 
 
 def ensemble_settings(algorithm: Any) -> dict[str, Any]:
-    """Return the settings of all its critics together: how many there are, and how they are read."""
+    """Return the settings of an algorithm's ensemble of critics: their number, and the estimate from their values."""
     names = {"ensemble": "n_critics", "subset": "critic_subset", "quantiles": "n_quantiles", "dropped": "drop_quantiles"}
     return algorithm.critic_settings | {name: getattr(algorithm, setting) for name, setting in names.items()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ExplorationFields:
-    """Random actions, ε-greedy: their share falls during the run, and is that of its step when a run is loaded."""
+    """Settings of ε-greedy exploration; ε falls during the run, and a loaded run has the ε of its step."""
 
     exploration_fraction: Annotated[float, Range(0, 1)] = 0.1
-    """Part of the run over which the share of random actions falls linearly."""
+    """Fraction of the run over which the share of random actions falls linearly."""
     exploration_initial_eps: Annotated[float, Range(0, 1)] = 1.0
-    """Share of random actions at the start."""
+    """Initial share of random actions."""
     exploration_final_eps: Annotated[float, Range(0, 1)] = 0.05
-    """Share of random actions from then on."""
+    """Final share of random actions."""
 
     def exploration(self, progress: float) -> float:
         """Return ε, the share of random actions; `progress` goes from 0 to 1."""
@@ -131,31 +131,31 @@ class ExplorationFields:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class StateDependentFields:
-    """Exploration of Box actions by a function of the state (gSDE), see distributions/state_dependent.py."""
+    """Settings of state-dependent exploration (gSDE) for Box actions; see distributions/state_dependent.py."""
 
     use_sde: bool = False
-    """Explore by noise that is a function of the state for some steps (gSDE), not drawn at each one."""
+    """Explore by noise that is a fixed function of the state for several steps (gSDE), instead of new noise in each step."""
     sde_sample_freq: Annotated[int, Range(-1)] = -1
-    """Steps of each environment with one such function; -1: those of a rollout, or train_freq."""
+    """Steps per environment until the function is sampled again; -1: once per rollout, or every train_freq steps."""
     use_expln: bool = False
     """With use_sde: σ grows slowly above 1."""
     full_std: bool = True
-    """With use_sde: each action has its own σ of each feature."""
+    """With use_sde: a separate σ of each feature for each action dimension."""
 
 
 def sde_settings(algorithm: Any, steps: int, learn_features: bool) -> SDE | None:
-    """Return the settings of state-dependent exploration; None where it is off.
+    """Return the settings of state-dependent exploration; None if it is off.
 
     Args:
-        algorithm: with `StateDependentFields`.
-        steps: of each environment with one function, unless sde_sample_freq says otherwise.
-        learn_features: the noise shapes the features.
+        algorithm: an algorithm with `StateDependentFields`.
+        steps: the value for sde_sample_freq -1.
+        learn_features: propagate gradients of the noise to the features.
 
     Raises:
-        SettingError: a frequency of 0, or a setting of exploration that is off.
+        SettingError: sde_sample_freq is 0, or a setting of exploration is set while use_sde is false.
     """
     if algorithm.sde_sample_freq == 0:
-        raise SettingError("sde_sample_freq 0 would never draw the noise; use a number of steps, or -1")
+        raise SettingError("sde_sample_freq 0 would never sample the noise; use a number of steps, or -1")
     if not algorithm.use_sde:
         for each in fields(StateDependentFields):
             if getattr(algorithm, each.name) != each.default:
@@ -167,28 +167,28 @@ def sde_settings(algorithm: Any, steps: int, learn_features: bool) -> SDE | None
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ActorCriticFields(StateDependentFields):
-    """Losses and network of the actor-critic family."""
+    """Settings of losses and network of the actor-critic family."""
 
     ent_coef: ScheduleSetting = 0.0
     """Weight of the entropy bonus."""
     vf_coef: Annotated[float, Range(0)] = 0.5
     """Weight of the value loss."""
     value_transform: Literal["identity", "signed_hyperbolic", "symlog"] = "identity"
-    """Learn h(value)."""
+    """Learn h(value) instead of the value."""
     value_support: list[int] | None = None
-    """[low, high]: learn it as a histogram over these integers."""
+    """[low, high]: learn h(value) as a histogram over these integers."""
     critic_burn_in_steps: Annotated[int, Range(0)] = 0
-    """Environment steps at the start of a run from which only the value learns."""
+    """Environment steps at the start of a run in which only the value function learns."""
     share_encoder: bool | None = None
-    """Policy and value share encoder and memory; null: without a memory."""
+    """Share encoder and memory between policy and value; null: yes, unless there is a memory."""
     critic_obs: list[str] | Literal["all", "state"] | None = None
-    """Observations for the value function alone; of several agents `all` or `state`."""
+    """Names of observations that only the value function sees; with several agents `all` or `state`."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
     """Distribution of Box actions."""
     log_std_init: float = 0.0
-    """First log σ of Box actions."""
+    """Initial log σ of Box actions."""
     ortho_init: bool = True
-    """Orthogonal first weights."""
+    """Initialize weights orthogonally."""
 
 
 def make_actor_critic(algorithm: Any) -> ActorCritic:
@@ -206,13 +206,13 @@ def actor_critic_settings(algorithm: Any) -> dict[str, Any]:
 
 
 def hidden_observations(critic_obs: list[str] | str | None) -> list[str]:
-    """Return the names of the observations that only critics get."""
+    """Return the names of the observations that only critics see."""
     return [JOINT] if isinstance(critic_obs, str) else critic_obs or []
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NoRewardFields:
-    """Remove the settings of rewards from an algorithm that learns no values."""
+    """Removes the settings of rewards, for algorithms that learn no values."""
 
     normalize_reward: bool = field(init=False, default=False)
     clip_reward: float | None = field(init=False, default=None)
@@ -223,11 +223,11 @@ class NoRewardFields:
 
 
 def end_burn_in(algorithm: Any, optimizer: Optimizer) -> None:
-    """Reset Adam after learning if the burn-in of the value function ends with this iteration.
+    """Reset Adam after an iteration in which the burn-in of the value function ends.
 
-    Adam corrects the bias of its moments by one count of steps for all parameters (Kingma and Ba 2015, alg. 1). Those of the policy were 0
-    until now: after a long burn-in its first steps would be up to (1 − 0.9ᵏ) / √(1 − 0.999ᵏ) = 6.6 (k = 12) times as long as the learning
-    rate, and could undo the initial policy in one rollout. RMSprop corrects nothing and continues.
+    Adam corrects the bias of its moments by one step count for all parameters (Kingma and Ba 2015, alg. 1). The policy's moments were 0
+    until now: after a long burn-in, the policy's first steps would be up to (1 − 0.9ᵏ) / √(1 − 0.999ᵏ) = 6.6 (k = 12) times the learning
+    rate, and could destroy the initial policy in one rollout. RMSprop has no bias correction and continues.
     """
     if isinstance(optimizer, Adam) and algorithm.began_at < algorithm.critic_burn_in_steps <= algorithm.env_steps:
         optimizer.state.clear()

@@ -24,16 +24,16 @@ from lightning_rl.types import Experience, State, Tree
 
 
 class SideLearner:
-    """An auxiliary learner that learns nothing; those that do have their own optimizers, and learn after updates or iterations."""
+    """A side learner that learns nothing. Subclasses have their own optimizers, and learn after updates or iterations."""
 
     learns = False
 
     def optimizers(self, algorithm: Learner, own: list[Optimizer]) -> list[Optimizer]:
-        """Return its optimizers, which follow the algorithm's own ones."""
+        """Return its optimizers, which come after the algorithm's own."""
         return []
 
     def begin(self, algorithm: Learner) -> None:
-        """Prepare for a run, whose dataset is there."""
+        """Prepare for a run, whose dataset is built."""
 
     def end_update(self, algorithm: Learner, batch: Any) -> None:
         """Learn after an update of the algorithm from a batch."""
@@ -46,19 +46,19 @@ class SideLearner:
         return {}
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state. Return a line if something begins again."""
+        """Restore a state. Return a line for the user if something starts again; None otherwise."""
         return None
 
 
 class SignalLearner(SideLearner):
-    """Updates of the reward signals that learn: one with each update of the algorithm, or one for so many environment steps.
+    """Updates of learned reward signals: one with each update of the algorithm, or one per number of environment steps.
 
-    Steps count from when the algorithm may learn: earlier ones are never caught up on.
+    Steps count from the time when the algorithm may learn; there are no updates for earlier steps.
 
     Args:
-        signals: all of them, by name.
-        steps_per_update: environment steps, all ranks together, for one update; off-policy they may need more batches than the algorithm
-            has.
+        signals: all reward signals, by name.
+        steps_per_update: environment steps, summed over all ranks, per update; off-policy, this may need more batches than the algorithm
+            itself.
     """
 
     def __init__(self, signals: dict[str, Any], steps_per_update: float | None) -> None:
@@ -68,7 +68,7 @@ class SignalLearner(SideLearner):
         if steps_per_update is not None and not self.learns:
             raise SettingError("reward_signal_steps_per_update: no reward signal learns; name curiosity, rnd or gail in reward_signals")
         self.began: float | None = None
-        """The environment steps of all ranks from which they count."""
+        """The environment steps of all ranks when counting starts."""
 
     def optimizers(self, algorithm: Learner, own: list[Optimizer]) -> list[Optimizer]:
         self.own = [signal.configure_optimizer() for signal in self.learning.values()]
@@ -90,7 +90,7 @@ class SignalLearner(SideLearner):
             self.updates += 1
 
     def _due(self, algorithm: Learner) -> int:
-        """Return how many updates are due, from counts that are equal on all ranks."""
+        """Return the number of due updates, from counts that are equal on all ranks."""
         if self.steps_per_update is None:
             return 1
         dataset, begin, steps = algorithm.dataset, float(algorithm.began_at), float(algorithm.env_steps)
@@ -119,7 +119,7 @@ class SignalLearner(SideLearner):
 
 
 TOP_K = ((5, 10), (10, 20))
-"""k of the top-k accuracies that are logged for branches with more choices than the second number."""
+"""Pairs (k, n): top-k accuracies are logged for branches with more than n choices."""
 
 BOX_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Generator | None], Tensor]] = {
     "nll": lambda leaf, x, action, generator: -leaf.evaluate(x, action)[0],
@@ -137,21 +137,21 @@ def imitate(
     label_smoothing: float = 0.0,
     generator: Generator | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of each dimension or branch `[B, D]`, and how near the policy is to the actions, by name, `[B]` each.
+    """Return the loss of each dimension or branch `[B, D]`, and metrics of the distance between policy and actions by name, each `[B]`.
 
-    Choices and bits have cross-entropy; continuous dimensions, by `box_loss`: `nll`, −log π(a|s); `mse`, the squared error of the mean; or
-    `drawn`, the squared error of a drawn action, with the bounds at -1 and 1, which trains σ too.
-    Choices are measured by accuracy and rank (0 is the most likely one), the mean over branches; dimensions by the mean absolute deviation
-    of the mean, in the environment's units.
+    The loss of choices and bits is cross-entropy. That of continuous dimensions depends on `box_loss`: `nll`, −log π(a|s); `mse`, the
+    squared error of the mean; or `drawn`, the squared error of a sampled action scaled to [-1, 1], which also trains σ. Metrics of choices
+    are accuracy and rank (0 is the most likely choice), averaged over branches; that of dimensions is the mean absolute deviation of the
+    mean, in the environment's units.
 
     Args:
-        distribution: of the policy.
+        distribution: the policy's distribution.
         x: its input, `[B, num_inputs]`.
-        action: demonstrated ones, as sampled.
-        mask: which choices are legal.
-        box_loss: of continuous dimensions.
+        action: demonstrated actions, as sampled.
+        mask: the legal choices.
+        box_loss: the loss of continuous dimensions.
         label_smoothing: ε of the cross-entropy.
-        generator: of the draws.
+        generator: random generator for sampled actions.
     """
     costs, near = [], defaultdict(list)
     leaves = distribution.leaves()
@@ -174,23 +174,23 @@ def imitate(
 
 
 def deviation(leaf: Any, mean: Tensor, action: Tensor) -> Tensor:
-    """Return |μ − a| of actions as the environment gets them, `[B, D]`."""
+    """Return |μ − a| in the environment's units, `[B, D]`."""
     predicted, taken = (leaf.to_env(each.detach().cpu().numpy()) for each in (mean, action))
     return torch.as_tensor(abs(predicted - taken), device=mean.device).reshape(len(mean), -1)
 
 
 @dataclass(frozen=True)
 class CloningConfig:
-    """Gradient steps of the policy towards demonstrations, on-policy after each iteration and off-policy after each update.
+    """Gradient steps that imitate demonstrations: on-policy after each iteration, off-policy after each update.
 
     Args:
-        demo_path: a Minari id or path; from Python also a list of `Demonstration`.
-        strength: their learning rate, as a multiple of the algorithm's.
-        steps: environment steps, or updates of a run that counts these, over which it falls to 0; 0 keeps it for the whole run.
-        batch_size: rows of a minibatch, with a memory in sequences of its sequence_length, all if there are fewer; default: the
-            algorithm's, or 64 where it has none.
+        demo_path: a Minari id or path; in Python also a list of `Demonstration`.
+        strength: learning rate, as a multiple of the algorithm's.
+        steps: environment steps (or updates, if the run counts them) over which the learning rate falls to 0; 0: constant.
+        batch_size: rows of a minibatch, or all if there are fewer; with a memory, they form sequences of its sequence_length. Default: the
+            algorithm's batch_size, or 64 if it has none.
         n_epochs: passes each time; default: 3 on-policy and 1 off-policy.
-        samples_per_update: demonstrated steps of a pass, 0 for all; default: all on-policy and one minibatch off-policy.
+        samples_per_update: demonstrated steps per pass, 0 for all; default: all on-policy and one minibatch off-policy.
     """
 
     demo_path: str | None = None
@@ -209,20 +209,21 @@ class CloningConfig:
 
 
 def make_cloning(setting: CloningConfig | Mapping[str, Any] | None) -> SideLearner:
-    """Make the learner of a setting; None makes one that learns nothing.
+    """Make the side learner of a setting; None makes one that learns nothing.
 
     Raises:
-        SettingError: an unknown or unusable setting.
+        SettingError: the setting is unknown or invalid.
     """
     return SideLearner() if setting is None else Cloning(as_settings("behavioral_cloning", CloningConfig, setting))
 
 
 class Cloning(SideLearner):
-    """Behavioral cloning in addition to reinforcement learning, with its own Adam over the weights of the policy, as in ML-Agents.
+    """Behavioral cloning in addition to reinforcement learning, with its own Adam optimizer for the policy's weights, as in ML-Agents.
 
-    Choices have cross-entropy, continuous dimensions the squared error of drawn actions, scaled by the environment's bounds.
+    The loss is cross-entropy for choices, and the squared error of sampled actions, scaled by the environment's bounds, for continuous
+    dimensions.
 
-    Metrics: `behavioral_cloning/loss`, `behavioral_cloning/learning_rate`, and how near the policy is, as for `BehavioralCloning`.
+    Metrics: `behavioral_cloning/loss`, `behavioral_cloning/learning_rate`, and accuracy, rank and deviation as in `BehavioralCloning`.
     """
 
     learns = True
@@ -246,7 +247,7 @@ class Cloning(SideLearner):
         if not rows.num_rows:
             raise SettingError("behavioral_cloning.demo_path: there are no demonstrations to imitate")
         how_long = f"over {config.steps:,} {algorithm.counted}" if config.steps else "for the whole run"
-        algorithm.say(f"demonstrations: {rows.num_rows:,} steps of {rows.num_episodes:,} episodes; the policy follows them {how_long}")
+        algorithm.say(f"demonstrations: {rows.num_rows:,} steps of {rows.num_episodes:,} episodes; the policy imitates them {how_long}")
         self.draws = demonstration_draws(algorithm, rows, batch_size)
         wanted = config.samples_per_update
         sequences = len(rows) * min(wanted or rows.num_rows, rows.num_rows) // rows.num_rows
@@ -279,7 +280,7 @@ class Cloning(SideLearner):
             algorithm.step(loss, self.optimizer, "behavioral_cloning loss")
 
     def learning_rate(self, algorithm: Learner) -> float:
-        """Return the algorithm's, times `strength`, times what was left of `steps` when the iteration began."""
+        """Return the algorithm's learning rate times `strength`, times the remaining fraction of `steps` at the start of the iteration."""
         left = 1 - algorithm.began_at / self.config.steps if self.config.steps else 1.0
         return algorithm.learning_rate * self.config.strength * max(0.0, left)
 

@@ -1,4 +1,4 @@
-"""Rows of metrics on their way to the loggers, and the random generators of a process."""
+"""Intervals of metric rows, and the state of a process's random generators."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lightning_rl.types import State
 
 
 class RunLog:
-    """Rows of metrics over what the run counts, environment steps or updates, one every `interval` of them.
+    """Writes a row of metrics every `interval` counts of the run (environment steps or updates).
 
-    Lightning's `self.log` costs 0.2 ms a key and counts neither, so rows go to the loggers and to `callback_metrics` directly.
+    Lightning's `self.log` costs 0.2 ms per key and has neither count, so rows go directly to the loggers and `callback_metrics`.
 
     Args:
         interval: counts between rows.
-        count: of the run when it begins, as does its clock.
+        count: the run's count at the start.
     """
 
     def __init__(self, interval: int, count: int) -> None:
@@ -31,7 +31,7 @@ class RunLog:
         """Whether the current iteration may be logged."""
 
     def begin(self, most: float) -> None:
-        """Begin an iteration, after which the run is at `most` at the furthest."""
+        """Begin an iteration, after which the run's count is at most `most`."""
         self.keeps = most - self.logged_env_steps >= self.interval
 
     def is_due(self, count: int) -> bool:
@@ -39,7 +39,7 @@ class RunLog:
         return self.keeps and count - self.logged_env_steps >= self.interval
 
     def write(self, trainer: Any, run: Any, metrics: dict[str, float]) -> None:
-        """Write one row: the given metrics, and those of time."""
+        """Write one row: the given metrics and time metrics."""
         now, count, row = time.monotonic(), run.count, dict(metrics)
         row["time/fps"] = (count - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
         row["time/time_elapsed"] = now - self.started
@@ -48,30 +48,30 @@ class RunLog:
         self.logged_at, self.logged_env_steps = now, count
 
     def get_state(self) -> State:
-        """Return the count of the last row, and the time that was used, until then and since."""
+        """Return the count of the last row, the elapsed time, and the time since that row."""
         now = time.monotonic()
         return {"logged_env_steps": self.logged_env_steps, "elapsed": now - self.started, "since_row": now - self.logged_at}
 
     def set_state(self, state: State) -> None:
-        """Restore a state; time goes on from then."""
+        """Restore a state; times continue from there."""
         self.logged_env_steps = state["logged_env_steps"]
         now = time.monotonic()
         self.started, self.logged_at = now - state["elapsed"], now - state.get("since_row", 0.0)  # 0.1.0 did not store it
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of the generators that everyone in this process shares."""
+    """Return the state of this process's global random generators."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
 last_drawn_seed = torch.initial_seed()
-"""Torch's seed while nobody has set one."""
+"""The last seed that `draw_seed` set, at first torch's initial seed; another one was set by the user."""
 draws = np.random.SeedSequence(last_drawn_seed)
 
 
 def draw_seed() -> None:
-    """Seed torch anew if nobody has seeded it or Lightning: otherwise the program's next run would repeat this one's episodes."""
+    """Seed torch again unless the user seeded it or Lightning: otherwise the program's next run would repeat this one's episodes."""
     global last_drawn_seed
     if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() == last_drawn_seed:
         last_drawn_seed = int(draws.spawn(1)[0].generate_state(1)[0])
@@ -79,7 +79,7 @@ def draw_seed() -> None:
 
 
 def set_random_state(state: State) -> None:
-    """Restore what `random_state` returned, but for generators of accelerators that are not here."""
+    """Restore the state from `random_state`, except for generators of GPUs that do not exist here."""
     global last_drawn_seed
     is_drawn = torch.initial_seed() == last_drawn_seed
     version, words, gauss = state["python"]

@@ -59,30 +59,30 @@ from lightning_rl.training.trainer_flags import (
 
 
 class Trainer(EvaluatingTrainer):
-    """Lightning's Trainer, bringing a run folder, loggers, evaluation, best and last checkpoints, a progress bar and stopping.
+    """Lightning's Trainer with a run folder, loggers, evaluation, best and last checkpoints, a progress bar and stopping.
 
     A run is stored in `<default_root_dir>/<algorithm>/<environment>/version_<n>/`: `config.yaml`, `metrics.csv`, `evaluations.csv`,
-    TensorBoard events, `checkpoints/best.ckpt` and `checkpoints/last.ckpt`. Every other argument is Lightning's; `logger=False`,
-    `enable_checkpointing=False` and `enable_progress_bar=False` switch parts off, loggers given replace TensorBoard, and an evaluator
-    among `callbacks` replaces ours.
+    TensorBoard events, `checkpoints/best.ckpt` and `checkpoints/last.ckpt`. All other arguments are Lightning's. `logger=False`,
+    `enable_checkpointing=False` and `enable_progress_bar=False` turn parts off; given loggers replace TensorBoard, and an evaluator in
+    `callbacks` replaces ours.
 
     Args:
-        evaluation: how to evaluate the policy; None does not, nor does Lightning's `limit_val_batches=0`.
-        checkpoint: what to keep on the way; None keeps no weights.
+        evaluation: how to evaluate the policy; None, or Lightning's `limit_val_batches=0`: no evaluations.
+        checkpoint: what to save during the run; None: no weights.
         default_root_dir: the folder of all runs.
-        torch_threads: CPU threads for torch; default: 1, or torch's own choice where a short measurement with a network of images or wide
-            layers finds it clearly faster. A run that continues keeps what it had.
+        torch_threads: CPU threads for torch; default: 1, or torch's default if the network has images or wide layers and a short
+            measurement finds it clearly faster. A resumed run keeps its number.
         run_name: the folder of the run, instead of `version_<n>`.
-        plot: draw `curve.png` into the run's folder at each evaluation; needs the extra `plots`.
-        max_epochs: runs end at the algorithm's `max_env_steps` or `max_updates`; -1 sets no other end.
-        devices: how many learn together; more than one only where they are asked for, -1 or `auto`: all. torchrun decides by itself.
+        plot: draw `curve.png` in the run's folder at each evaluation; needs the extra `plots`.
+        max_epochs: runs end at the algorithm's `max_env_steps` or `max_updates`; -1: no other limit.
+        devices: number of devices that train together; -1 or `auto`: all. With torchrun, its own number is used.
         barebones: train without evaluations, checkpoints, loggers and progress bar.
-        log_every_n_steps: iterations between rows of what others log through Lightning; ours follow the algorithm's `log_interval`.
+        log_every_n_steps: iterations between rows that other code logs through Lightning; ours follow the algorithm's `log_interval`.
     """
 
     config: dict[str, Any]
     imports: list[str]
-    """Modules that the command line imported, and that `evaluate` will need too."""
+    """Modules that the command line imported, which `evaluate` needs too."""
     callbacks: list[pl.Callback]
     fast_dev_run: int | bool
 
@@ -149,11 +149,11 @@ class Trainer(EvaluatingTrainer):
             enable_model_summary=enable_model_summary,
             log_every_n_steps=log_every_n_steps,
             fast_dev_run=fast_dev_run,
-            devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if devices == 1 else devices,  # torchrun says how many it started
+            devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if devices == 1 else devices,  # torchrun sets LOCAL_WORLD_SIZE
             barebones=barebones,
         )
         if kwargs.get("min_steps") is not None and kwargs.get("min_epochs") is None:
-            kwargs["min_epochs"] = 0  # Lightning would ask for one epoch, which is the whole run
+            kwargs["min_epochs"] = 0  # Lightning's default would be one epoch, which is the whole run
         with hidden_notices():
             super().__init__(**arguments, **kwargs)
         self.given_loggers = self.loggers
@@ -161,11 +161,11 @@ class Trainer(EvaluatingTrainer):
         self.model_checkpoints = [each for each in given if isinstance(each, pl.callbacks.ModelCheckpoint) and each.dirpath is None]
         self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
         self.run_folder: Path | None = None
-        """Of the last run; None before the first one, and for a run that left no files."""
+        """Folder of the last run; None before the first run, and for a run without files."""
         self.settings: dict[str, Any] | None = None
-        """What `config.yaml` of the run holds."""
+        """Contents of the run's `config.yaml`."""
         self.seed: int | None = None
-        """That the run began with."""
+        """Seed of the run."""
 
     def fit(
         self,
@@ -182,14 +182,14 @@ class Trainer(EvaluatingTrainer):
 
         Args:
             model: the algorithm.
-            train_dataloaders: Lightning's, for other modules; algorithms bring their own.
+            train_dataloaders: Lightning's, for other modules; algorithms build their own.
             val_dataloaders: Lightning's, for other modules; algorithms are evaluated by `evaluation`.
             datamodule: Lightning's, for other modules.
-            ckpt_path: continue from a checkpoint, or from the `last.ckpt` of a run's folder, in a new folder; `last` from the newest run of
-                this algorithm and environment, in its own folder.
-            weights_only: Lightning's; it has no effect, as our checkpoints hold plain data only.
-            init_from: begin a new run with the weights of another: its folder, or a checkpoint.
-            force: start again in the folder `run_name` although there is a run in it, which is deleted.
+            ckpt_path: resume from a checkpoint, or from the `last.ckpt` of a run's folder, in a new folder; `last`: resume the newest run
+                of this algorithm and environment, in its own folder.
+            weights_only: Lightning's; it has no effect, as our checkpoints contain only plain data.
+            init_from: start a new run with the weights of another: its folder, or a checkpoint.
+            force: start again in the folder `run_name` even if it contains a run, which is deleted.
         """
         leave_the_program()
         if isinstance(getattr(model, "_orig_mod", None), Run):
@@ -213,7 +213,7 @@ class Trainer(EvaluatingTrainer):
             if found is not None and (line := differences(found)) is not None:
                 self.say(line)
             if count >= model.length:
-                self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to go on")
+                self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to continue")
                 if found is None:
                     self.run_folder = folder_of(model)
                     return
@@ -228,7 +228,7 @@ class Trainer(EvaluatingTrainer):
             if force and not continues_here:
                 stack.enter_context(replacing(run_folder, bool(self.savers)))
             if self.may_choose and self.strategy.root_device.type == "cuda" and suits_cpu(model):
-                self.say("a network this small probably learns faster on a CPU: trainer.accelerator cpu (auto took the GPU)")
+                self.say("a network this small probably learns faster on a CPU: trainer.accelerator cpu (auto chose the GPU)")
             keep_freed_memory()
             for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
                 stack.enter_context(each)
@@ -243,10 +243,10 @@ class Trainer(EvaluatingTrainer):
             except RunStoppedError:
                 pass
             except LostRankError:
-                if self.stop.received is None:  # else a process that was told to stop had not begun
+                if self.stop.received is None:  # else a process was stopped before it started
                     raise
             finally:
-                if self.run_folder is not None and is_blank(self.run_folder):  # which is removed
+                if self.run_folder is not None and is_blank(self.run_folder):  # it is removed
                     self.run_folder = None
                 if self.run_folder is not None:
                     self._print_summary(model, self.run_folder)
@@ -254,7 +254,7 @@ class Trainer(EvaluatingTrainer):
             self._end_program(model)
 
     def _choose_folder(self, model: Run, ckpt_path: str | Path | None, force: bool, stack: ExitStack) -> tuple[Path, str | Path | None]:
-        """Return the run's folder, locked until the stack is left if the run writes files, and the checkpoint to continue from."""
+        """Return the run's folder, locked until the stack closes if the run writes files, and the checkpoint to resume from."""
         folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
         if not self._writes:
             return choose_run(folder, ckpt_path, self.run_name)
@@ -269,11 +269,11 @@ class Trainer(EvaluatingTrainer):
         return not self.fast_dev_run and bool(self.default_loggers or self.given_loggers or self.savers or self.evaluators)
 
     def cannot_write(self, error: OSError) -> SettingError:
-        """Return the error for a folder in which nothing can be written."""
+        """Return the error for a folder that cannot be written to."""
         return SettingError(f"trainer.default_root_dir {self.default_root_dir!r}: {error.strerror}; name a folder to write to")
 
     def _choose_threads(self, model: Run, ckpt_path: str | Path | None) -> int:
-        """Return the number that was set, else that of the run to continue, else 1 with an accelerator, else the faster one."""
+        """Return the number that was set, else that of the run to resume, else 1 with an accelerator, else the faster one."""
         known = self.torch_threads or (None if ckpt_path is None else threads_of(ckpt_path))
         forks = getattr(self.strategy.launcher, "is_interactive_compatible", False)  # a forked process would wait for torch's threads
         if known is not None or forks or self.strategy.root_device.type != "cpu":
@@ -285,31 +285,31 @@ class Trainer(EvaluatingTrainer):
 
     @rank_zero_only
     def _restore_config(self) -> None:
-        """Write `config.yaml` again if the run's folder was deleted during the run, so that what is saved next can be continued."""
+        """Write `config.yaml` again if the run's folder was deleted during the run, so that the next save can be resumed."""
         if self.settings is not None and self.run_folder is not None and not (config := self.run_folder / "config.yaml").is_file():
             self.say(f"{config} was deleted during the run and is written again; the other deleted files are lost")
             with going_on(self, "config.yaml"):
                 write_config(self.run_folder, self.settings)
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint in a folder that can be continued."""
+        """Save a checkpoint in a folder from which the run can be resumed."""
         self._restore_config()
         super().save_checkpoint(*args, **kwargs)
 
     @property
     def log_dir(self) -> str | None:
-        """Return the run's folder, or that of all runs where it has none."""
+        """Return the run's folder, or the folder of all runs if it has none."""
         return str(self.run_folder or self.default_root_dir)
 
     def share_folder(self, model: Run) -> None:
-        """Take the run's folder from the first rank: a rank that started later, when that folder existed, chose the next one."""
+        """Use the first rank's run folder: a rank that started later, when that folder existed, has chosen the next one."""
         folder = self.strategy.broadcast(self.run_folder)
         if folder is not None and folder != self.run_folder:
             self.run_folder = folder
-            self._prepare_folder(folder, model, -1)  # what writes is left to the first rank
+            self._prepare_folder(folder, model, -1)  # only the first rank writes
 
     def _prepare_folder(self, run: Path, model: Run, kept: int) -> None:
-        """Write `config.yaml`, cut the tables back to the count up to which they are kept, and give callbacks and loggers their files."""
+        """Write `config.yaml`, cut the tables back to the count `kept`, and set the files of callbacks and loggers."""
         self.settings = None
         for saver in self.savers:
             saver.folder = run / "checkpoints"
@@ -331,7 +331,7 @@ class Trainer(EvaluatingTrainer):
         for callback in callbacks_of(self, object):
             if (
                 getattr(callback, "config_filename", "") == "config.yaml"
-            ):  # of LightningCLI: the config of that program, which ours cannot read
+            ):  # LightningCLI writes the config of its own program, which ours cannot read
                 vars(callback).update(config_filename="lightning_cli.yaml", overwrite=True)
         cut_back_evaluations(run, model.counter, kept, self.say)
         if self.default_loggers or self.given_loggers:
@@ -344,31 +344,31 @@ class Trainer(EvaluatingTrainer):
                     set_up_wandb(logger, self.settings, model.counter)
 
     def _command(self, subcommand: str, model: Run, run: Path) -> str | None:
-        """Return the beginning of a command line for this run; None if no file can name its algorithm and environment."""
+        """Return the start of a command line for this run; None if a file cannot name its algorithm and environment."""
         if model.hparams["env"] is None:
             return None
         registered = find_user_module(model.hparams["env"]["id"])
         found = [type(model).__module__, registered, *foreign_modules(model.hparams, run)]
         known = {"lightning_rl", *(module.partition(".")[0] for module in self.imports)}
         modules = [*self.imports, *(module for module in found if module and module.partition(".")[0] not in known)]
-        if "__main__" in modules:  # which no other program can import
+        if "__main__" in modules:  # other programs cannot import it
             return None
         return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys(modules))
 
     def _how_to_continue(self, model: Run, run: Path) -> str | None:
-        """Return the command that continues this run, or the call where a notebook or no file names it; None where nothing is saved."""
+        """Return the command that resumes this run, or the Python call for notebooks and unnamed environments; None if nothing is saved."""
         if last_generation(run / "checkpoints") is None:
             return None
         command, ended = self._command("fit", model, run), why_stopped(self)
         configured = self.config["evaluation"] or {}
-        if any(configured.get(name) is None for name in ended):  # a callback, which would end it again
+        if any(configured.get(name) is None for name in ended):  # a callback would end it again
             return None
         if command is None or in_notebook():
             return None if ended else f'trainer.fit(model, ckpt_path="{run}")'
-        names = {"trainer.run_name": run.name}  # `last` alone is the newest run's
-        if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a program has no Trainer
+        names = {"trainer.run_name": run.name}  # `last` without it is the newest run
+        if "trainer" not in self.config and str(self.default_root_dir) != "runs":  # the config of a Python program has no trainer section
             names["trainer.default_root_dir"] = str(self.default_root_dir)
-        if 0 <= self.max_steps <= self.global_step:  # or it would end at once
+        if 0 <= self.max_steps <= self.global_step:  # otherwise it would end immediately
             names["trainer.max_steps"] = "-1"
         if self.max_epochs is not None and 0 < self.max_epochs <= self.current_epoch:
             names["trainer.max_epochs"] = "-1"
@@ -396,7 +396,7 @@ class Trainer(EvaluatingTrainer):
             self.say(f"evaluate it: {here if evaluate is None or in_notebook() else command}")
 
     def _end_program(self, model: Run) -> NoReturn:
-        """End the program after a signal, with the command to continue and the signal's exit status."""
+        """Exit the program after a signal, with the command to resume and the signal's exit status."""
         assert self.stop.received is not None
         at = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}"
         resume = None if self.run_folder is None else self._how_to_continue(model, self.run_folder)
@@ -407,7 +407,7 @@ class Trainer(EvaluatingTrainer):
 
     @rank_zero_only
     def say(self, text: str) -> None:
-        """Print one line for the user."""
+        """Print a line for the user."""
         if bars := callbacks_of(self, EnvStepsProgressBar):
             bars[0].print(text)
         else:
@@ -415,7 +415,7 @@ class Trainer(EvaluatingTrainer):
 
 
 class ShareFolder(pl.Callback):
-    """Let all ranks agree on the run's folder when they are connected, before the Trainer's own callbacks use it."""
+    """Make all ranks use the same run folder after they connect, before the Trainer's own callbacks use it."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if isinstance(trainer, Trainer) and isinstance(pl_module, Run):
@@ -423,17 +423,17 @@ class ShareFolder(pl.Callback):
 
 
 def folder_of(model: Run) -> Path | None:
-    """Return the folder of the run in which a model was trained, if it is known."""
+    """Return the folder of the run in which a model was trained; None if unknown."""
     trainer = model._trainer
     return trainer.run_folder if isinstance(trainer, Trainer) and trainer.lightning_module is model else None
 
 
 def seed_of_program() -> int | None:
-    """Return the seed that a program's `seed_everything` set last, if it did."""
+    """Return the last seed that the program set with `seed_everything`; None if it set none."""
     seed = os.environ.get("PL_GLOBAL_SEED")
     return None if seed is None else int(seed)
 
 
 def in_notebook() -> bool:
-    """Return whether the program runs in the kernel of a notebook, where commands of a shell are of little use."""
+    """Return whether the program runs in a notebook kernel, where shell commands are not useful."""
     return Console().is_jupyter

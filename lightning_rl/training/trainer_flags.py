@@ -1,4 +1,4 @@
-"""Check what a Trainer is given, before Lightning's is made, and build the callbacks that it brings itself."""
+"""Check the arguments of the Trainer before Lightning sees them, and build its own callbacks."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ REFUSED_FLAGS = {
     "limit_predict_batches": ((1.0,), PLAYS_EPISODES, "evaluation.episodes"),
     "overfit_batches": ((0, 0.0), "experience is made by the policy", "limit_train_batches"),
 }
-"""Flags of Lightning's Trainer that have no effect here: the values that ask for none, why, and the setting to use instead."""
+"""Flags of Lightning's Trainer that have no effect here: their neutral values, the reason, and the setting to use instead."""
 
 
 def check_flags(flags: Mapping[str, Any], own: Iterable[str]) -> None:
-    """Raise `SettingError` for a flag that Lightning's Trainer does not have, one that has no effect here, and one of the environment.
+    """Raise `SettingError` for flags that are unknown, have no effect here, or are set by environment variables.
 
     Args:
-        flags: that our Trainer hands to Lightning's.
-        own: names of the settings that our Trainer has, for suggestions.
+        flags: the flags that our Trainer passes to Lightning's.
+        own: names of our Trainer's settings, for suggestions.
     """
     for name in flags.keys() - settings_of(pl.Trainer).keys():
         hint = way_out(name, [*settings_of(pl.Trainer), *own], in_python=True)
@@ -52,31 +52,31 @@ def check_flags(flags: Mapping[str, Any], own: Iterable[str]) -> None:
             raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
     for flag, (neutral, reason, instead) in REFUSED_FLAGS.items():
         value = flags.get(flag)
-        same = any(value == each and type(value) is type(each) for each in neutral)  # 1 is one batch, and 1.0 are all
+        same = any(value == each and type(value) is type(each) for each in neutral)  # 1 means one batch, 1.0 all batches
         if value is not None and not same:
             raise SettingError(f"trainer.{flag} {value!r}: {reason}; use {instead}")
 
 
 def check_barebones(evaluation: EvaluationConfig | None, checkpoint: CheckpointConfig | None) -> None:
-    """Raise `SettingError` if what barebones leaves out is set."""
+    """Raise `SettingError` if a setting that barebones turns off is set."""
     for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
         if section not in (None, default):
             raise SettingError(f"trainer.barebones leaves out {name}: do not set it")
 
 
 def check_run_name(name: str | None) -> None:
-    """Raise `SettingError` unless it is None, or a folder's name that no replaced run has."""
+    """Raise `SettingError` unless the name is None, or a folder name without the suffix of replaced runs."""
     if name is None:
         return
     if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
         raise SettingError(f"trainer.run_name must be the name of a folder, got {name!r}")
     check_path("trainer.run_name", name)
     if name.endswith(REPLACED):
-        raise SettingError(f"trainer.run_name {name!r}: {REPLACED} ends the name of a run that --force replaces; choose another")
+        raise SettingError(f"trainer.run_name {name!r}: the suffix {REPLACED} is for runs that --force replaces; choose another name")
 
 
 def check_callbacks(callbacks: Iterable[Any]) -> None:
-    """Raise `SettingError` for a function or a class among callbacks; those of the package `lightning` are no `pl.Callback` either."""
+    """Raise `SettingError` for a function or a class among callbacks. Callbacks of the package `lightning` are not `pl.Callback` either."""
     for each in callbacks:
         if isinstance(each, type) or not hasattr(each, "on_train_start"):
             name = getattr(each, "__name__", repr(each))
@@ -85,14 +85,14 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
 
 
 def check_loggers(loggers: Any) -> None:
-    """Raise `SettingError` for what is neither true, false nor a logger, nor loggers in a list."""
+    """Raise `SettingError` unless this is true, false, a logger, or a list of loggers."""
     for each in loggers if isinstance(loggers, list | tuple) else [loggers]:
         if each is not None and not isinstance(each, bool) and not hasattr(each, "log_metrics"):
             raise SettingError(f"trainer.logger: {each!r} is not a logger; give one such as WandbLogger(), or a list of them")
 
 
 def check_beginning(ckpt_path: object, init_from: object) -> None:
-    """Raise `SettingError` if a run shall both continue and begin."""
+    """Raise `SettingError` if both `ckpt_path` and `init_from` are given."""
     if ckpt_path is not None and init_from is not None:
         raise SettingError("ckpt_path continues a run and init_from begins one: give one of them")
 
@@ -100,9 +100,9 @@ def check_beginning(ckpt_path: object, init_from: object) -> None:
 def own_callbacks(
     given: list[pl.Callback], evaluation: EvaluationConfig | None, checkpoint: CheckpointConfig | None, shows_progress: bool, plots: bool
 ) -> list[pl.Callback]:
-    """Build what a run has beside the callbacks given: evaluation and the end that it decides, checkpoints, the bar and the curve.
+    """Build the Trainer's own callbacks: evaluation and stopping by it, checkpoints, progress bar and curve.
 
-    Raises `SettingError`: checkpoints follow a metric of evaluations, and there are none.
+    Raises `SettingError`: checkpoints monitor a metric of evaluations, but evaluations are off.
     """
     ours: list[pl.Callback] = []
     if evaluation is not None:
@@ -114,7 +114,7 @@ def own_callbacks(
             ours.append(StopOnEvaluation(**ends))
     if checkpoint is not None:
         if evaluation is None and checkpoint.monitor != CheckpointConfig.monitor and not given:
-            raise SettingError(f"checkpoint.monitor {checkpoint.monitor!r} is found by evaluations, and evaluation is null")
+            raise SettingError(f"checkpoint.monitor {checkpoint.monitor!r} needs evaluations, but evaluation is null")
         saving = dict(vars(checkpoint))
         ours += [BestModel(monitor=saving.pop("monitor"), mode=saving.pop("mode")), SaveCheckpoints(**saving)]
     if shows_progress and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):

@@ -122,7 +122,7 @@ def test_a_program_that_trains_as_it_is_imported_gets_one_line(tmp_path):
     program.write_text(PROGRAM)
     path = f"{Path.cwd()}:{os.environ.get('PYTHONPATH', '')}"
     run = subprocess.run([sys.executable, program], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
-    last = 'SettingError: spawned processes import the program: let it train below `if __name__ == "__main__":`'
+    last = 'SettingError: spawned processes import the program: put the training below `if __name__ == "__main__":`'
     assert run.returncode == 1 and run.stderr.strip().endswith(last) and run.stderr.count("Traceback") == 1
 
 

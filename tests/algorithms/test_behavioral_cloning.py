@@ -227,7 +227,7 @@ def test_a_run_counts_updates(tmp_path, capsys):
 def test_a_finished_run_reports_its_count_and_can_be_made_longer(tmp_path, capsys):
     cloned(tmp_path)
     cloned(tmp_path, ckpt_path="last")
-    assert "already at 40 of 40 updates; raise max_updates to go on" in capsys.readouterr().out
+    assert "already at 40 of 40 updates; raise max_updates to continue" in capsys.readouterr().out
     model, trainer = cloned(tmp_path, ckpt_path="last", max_updates=50)
     assert model.updates == 50 and "shuffled again" not in capsys.readouterr().out
     assert [row["updates"] for row in read_rows(trainer.run_folder / "metrics.csv") if row["train/loss"]] == ["16", "32", "40", "50"]
@@ -245,7 +245,7 @@ def test_a_checkpoint_with_another_thing_for_an_order_is_refused(part, tmp_path)
     checkpoint = torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)
     checkpoint["lightning_rl"]["ranks"][0]["data"]["order"].update(part)
     torch.save(checkpoint, tmp_path / "b.ckpt")
-    with pytest.raises(SettingError, match="the checkpoint's run cannot be continued"):
+    with pytest.raises(SettingError, match="the checkpoint's run cannot be resumed"):
         cloned(tmp_path, ckpt_path=tmp_path / "b.ckpt", max_updates=50)
 
 

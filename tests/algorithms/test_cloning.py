@@ -54,7 +54,7 @@ def test_with_offline_learning_one_minibatch_follows_each_update_and_steps_are_u
     made, logged = steps_made(IQL, {"steps": 48}, learning_rate=0.01)
     assert made == 48  # in three iterations of 16, which began before it
     assert [row["behavioral_cloning/learning_rate"] for row in logged][-1] == 0
-    assert "the policy follows them over 48 updates" in capsys.readouterr().out
+    assert "the policy imitates them over 48 updates" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("algorithm", "made"), [(PPO, 6 * 3 * (6 // 2)), (SAC, UPDATES[SAC])])

@@ -307,7 +307,7 @@ def test_a_run_of_a_users_subclass_loads_as_what_it_is_and_not_as_one_algorithm(
             "behavior c: agents 'c*' matches none of the environment's agents; choose from a, b",
         ),
         ({"all": lrl.Behavior("*", PPO), "none": lrl.Behavior([], PPO)}, "behavior none has no agents; those of the environment are a, b"),
-        ({"all": lrl.Behavior("*", partial(lrl.SAC, threaded=True))}, "behavior all: actors and threaded are for one behavior alone"),
+        ({"all": lrl.Behavior("*", partial(lrl.SAC, threaded=True))}, "behavior all: actors and threaded are for runs of one behavior"),
         ({"all": lrl.Behavior("*", partial(lrl.PPO, normalize_obs="frozen"))}, "behavior all: normalize_obs frozen"),
         ({"all": lrl.Behavior("*", partial(lrl.PPO, self_play={}))}, "behavior all: self_play needs another behavior with self_play"),
         ({"all": {"agents": "*", "learner": {"class_path": "PPOO"}}}, "there is no algorithm 'PPOO'"),
@@ -377,7 +377,7 @@ def test_a_behavior_of_agents_with_different_spaces_is_named():
 
 
 def test_games_of_turns_are_refused_in_one_line():
-    with pytest.raises(SettingError, match="move in turn, and cannot learn all at once"):
+    with pytest.raises(SettingError, match="take turns and cannot all learn at the same time"):
         lrl.MultiAgent("tests.agents.InTurn", {"all": {"agents": "*", "learner": "PPO"}})
 
 
@@ -520,7 +520,7 @@ class MoreLearning(lrl.A2C):
 def test_a_hook_that_is_not_called_for_a_learner_is_refused_in_one_line(learner, hook):
     with pytest.raises(SettingError) as error:
         made(a=partial(learner, **SMALL), b=PPO)
-    line = f"behavior a: {learner.__name__}.{hook} is not called where several behaviors learn; override it in a subclass of MultiAgent"
+    line = f"behavior a: {learner.__name__}.{hook} is not called if several behaviors learn; override it in a subclass of MultiAgent"
     assert str(error.value) == line
 
 

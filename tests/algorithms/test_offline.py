@@ -289,7 +289,7 @@ def test_masks_hold_in_the_policy_of_a_dataset():
         (IQL, {"dataset": "nobody/knows-v0"}, "nobody/knows-v0"),
         (IQL, {"replay": {"demonstrations": "a/b-v0"}}, "replay.demonstrations needs online"),
         (IQL, {"replay": {"demonstration_share": 0.5}}, "replay.demonstration_share needs online"),
-        (IQL, {"online": True, "replay": {"demonstrations": "a/b-v0"}}, "name the demonstrations in dataset alone"),
+        (IQL, {"online": True, "replay": {"demonstrations": "a/b-v0"}}, "have the same meaning here: use only dataset"),
         (TD3BC, {"normalize_reward": True}, "normalize_reward needs online"),
         (AWAC, {"reward_signals": {"rnd": {}}}, "reward_signals.rnd needs online"),
         (CQL, {"env_id": "CartPole-v1"}, r"CQL needs a Box action space, got Discrete\(2\)"),

@@ -177,7 +177,7 @@ def test_an_observation_of_another_shape_is_refused(obs):
     [
         (lambda obs: {"image": obs["image"], "vector": obs["vector"]}, "the observation 'number' is missing"),
         (lambda obs: obs | {"more": 1}, "the observation 'more' is not in its space"),
-        (lambda obs: obs | {"vector": obs["vector"] * np.nan}, "the observation holds NaN or infinity"),
+        (lambda obs: obs | {"vector": obs["vector"] * np.nan}, "the observation contains NaN or infinity"),
         (lambda obs: (obs, {}), "the observation is a pair, as reset returns; write obs, info = env.reset()"),
         (lambda obs: obs | {"image": obs["image"] / 255.0 + 0.001}, "the observation 'image' is float64, and its space uint8"),
         (lambda obs: obs | {"number": 7}, "the observation 'number' is 7, and its space Discrete(3)"),
@@ -219,7 +219,7 @@ def test_the_environment_of_a_policy_has_the_wrappers_of_training(tmp_path):
 def test_an_environment_that_cannot_be_built_again_is_reported():
     with pytest.raises(SettingError, match="make_env cannot build a ready environment again"):
         lrl.make_env(PPO(gym.make_vec("CartPole-v1", 2), n_steps=8, batch_size=8))
-    with pytest.raises(SettingError, match="render_mode is an argument of environments that are named by an id"):
+    with pytest.raises(SettingError, match="render_mode needs an environment that is named by an id"):
         lrl.make_env(PPO(Scripted, n_steps=8, batch_size=8), render_mode="human")
 
 
@@ -255,7 +255,7 @@ def test_a_seed_that_generators_cannot_take_is_refused():
 
 
 def test_an_environment_of_several_agents_is_built_by_its_own_package():
-    with pytest.raises(SettingError, match="make_env is for environments of one agent"):
+    with pytest.raises(SettingError, match="make_env is for single-agent environments"):
         lrl.make_env(PPO("tests.agents.Together", n_steps=8, batch_size=8))
 
 

@@ -252,7 +252,7 @@ def test_a_policy_from_a_file_remembers_from_call_to_call(algorithm, settings, t
     whole, _ = policy.network.policy(x, policy.network.initial_memory(3), start)
     expected = policy.network.distribution.to_env(policy.network.distribution.mode(whole[-1]).detach().numpy())
     np.testing.assert_allclose(steps[-1], expected, atol=1e-5)
-    with pytest.raises(SettingError, match=r"^the memory is of 1 observations, not of 3"):
+    with pytest.raises(SettingError, match=r"^the memory is for 1 observations, not 3"):
         policy.act(obs[0], one)
 
 

@@ -64,9 +64,15 @@ def test_it_goes_with_demonstrations(share):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"memory": GRU(4, 4)}, "replay.relabel does not go with memory"),
-        ({"reward_signals": {"rnd": {}}}, "replay.relabel does not go with reward_signals.rnd, which learns from the goals"),
-        ({"reward_signals": {"extrinsic": {"ignore_done": True}}}, "replay.relabel does not go with reward_signals.extrinsic.ignore_done"),
+        ({"memory": GRU(4, 4)}, "replay.relabel cannot be combined with memory"),
+        (
+            {"reward_signals": {"rnd": {}}},
+            "replay.relabel cannot be combined with reward_signals.rnd, which learns from the original goals",
+        ),
+        (
+            {"reward_signals": {"extrinsic": {"ignore_done": True}}},
+            "replay.relabel cannot be combined with reward_signals.extrinsic.ignore_done",
+        ),
         ({"env": {"frame_stack": 2}}, "replay.relabel does not go with env.frame_stack"),
     ],
 )

@@ -177,7 +177,7 @@ def test_given_demonstrations_are_not_stored_and_a_name_is(tmp_path):
     action, _ = load_policy(tmp_path / "a.ckpt").act(np.zeros(2, np.float32))
     assert action in (0, 1, 2)
     loaded = DQN.load_from_checkpoint(tmp_path / "a.ckpt", env={"id": HOME[DQN], "num_envs": 2})
-    with pytest.raises(SettingError, match=r"^replay\.demonstration_share 0\.25 is a share of nothing: name replay\.demonstrations$"):
+    with pytest.raises(SettingError, match=r"^replay\.demonstration_share 0\.25 needs demonstrations: name replay\.demonstrations$"):
         fit(loaded)
     fit(DQN.load_from_checkpoint(tmp_path / "a.ckpt", env={"id": HOME[DQN], "num_envs": 2}, replay=replay))
     assert tiny(DQN, replay={"demonstrations": "a/b-v0"}).hparams["replay"]["demonstrations"] == "a/b-v0"
@@ -195,11 +195,11 @@ def test_given_demonstrations_are_not_stored_and_a_name_is(tmp_path):
         ({"replay": {"demonstration_share": 0.99}}, r"demonstration_share 0\.99 of 8 rows is 8; a batch must hold both"),
         (
             {"memory": LSTM(4, 4, 8), "replay": {"demonstration_share": 0.5, "demonstrations": [episode(12)]}},
-            r" 0 sequences can be drawn; .* needs 1$",
+            r" 0 sequences can be sampled; .* needs 1$",
         ),
         (
             {"replay": {"demonstration_share": 0.5, "replace": False, "demonstrations": [episode(3)]}},
-            r"of which 3 rows can be drawn; a batch needs 4$",
+            r"of which 3 rows can be sampled; a batch needs 4$",
         ),
         ({"replay": {"demonstrations": [{"obs": 1}]}}, r"^demonstration 0 of replay\.demonstrations is a dict, no lightning_rl\.Demonst"),
         ({"replay": {"demonstrations": [episode(3)._replace(obs=np.zeros((4, 3)))]}}, r"^demonstration 0 does not fit .* spaces: observat"),
@@ -235,5 +235,5 @@ def test_a_dataset_is_named_and_must_have_the_environments_spaces(tmp_path, monk
 def test_demonstrations_to_imitate_cannot_also_fill_the_replay_buffer():
     shown = at_random("tests.environments:Scripted-v0", "{}")
     model = tiny(SAC, replay={"demonstrations": shown}, reward_signals={"gail": {"demo_path": shown}})
-    with pytest.raises(SettingError, match=r"reward_signals\.gail with replay\.demonstrations"):
+    with pytest.raises(SettingError, match=r"reward_signals\.gail would treat replay\.demonstrations"):
         fit(model)

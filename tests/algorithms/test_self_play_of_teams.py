@@ -100,7 +100,7 @@ LISTED = "self_play.teams must be a list of patterns of agents, one or more for 
         (
             "InTurn",
             ["p0", "p[12]"],
-            "self_play.teams is for agents that move at the same time, and those of this game move in turn; leave it out",
+            "self_play.teams is for agents that move at the same time, but those of this game take turns; leave it out",
         ),
     ],
 )
@@ -117,5 +117,5 @@ def test_a_team_may_be_named_by_several_patterns():
 
 def test_behaviors_are_refused_teams_of_their_own():
     behaviors = {each: lrl.Behavior(f"{each}_*", lambda *a, **k: PPO(*a, self_play=TEAMS, **k)) for each in ("red", "blue")}
-    with pytest.raises(SettingError, match=r": self_play\.teams is for one policy alone; of several behaviors each is a team"):
+    with pytest.raises(SettingError, match=r": self_play\.teams is for a single policy; with several behaviors, each one is a team"):
         lrl.MultiAgent("tests.agents.Squads", behaviors, 1000)

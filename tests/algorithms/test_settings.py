@@ -74,10 +74,10 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
     [
         (
             "PPO('MlpPolicy', 'CartPole-v1')",
-            "'MlpPolicy' is not an environment: write PPO('CartPole-v1', …); the spaces choose the network",
+            "'MlpPolicy' is not an environment: write PPO('CartPole-v1', …); the spaces, encoder and net_arch determine the network",
         ),
         ("PPO('MlpPolicy', env='CartPole-v1')", "'MlpPolicy' is not an environment: write PPO('CartPole-v1', …)"),
-        ("PPO('CartPole-v1', 3)", "PPO('CartPole-v1', 3): only the environment has no name; write setting=value for the others"),
+        ("PPO('CartPole-v1', 3)", "PPO('CartPole-v1', 3): only the environment is positional; write setting=value for the others"),
         ("PPO('CartPole-v1', total_timesteps=3)", "total_timesteps is not a setting of PPO; here it is max_env_steps"),
         ("PPO('CartPole-v1', n_envs=3)", "n_envs is not a setting of PPO; here it is env=lrl.EnvConfig(…, num_envs=…)"),
         ("PPO('CartPole-v1', num_envs=3)", "num_envs is not a setting of PPO; here it is env=lrl.EnvConfig(…, num_envs=…)"),
@@ -90,7 +90,7 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
         ("PPO('CartPole-v1', net_arch=64)", "net_arch must be a list of integers such as [64, 64], got 64"),
         ("PPO('CartPole-v1', memory='LSTM')", "memory must be lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got 'LSTM'"),
         ("PPO('CartPole-v1', evaluation=None)", "evaluation is not a setting of PPO; here it is lrl.Trainer(evaluation=…)"),
-        ("Trainer(evaluation=False)", "evaluation must be EvaluationConfig(…) or a mapping of its settings, got False; None is none"),
+        ("Trainer(evaluation=False)", "evaluation must be EvaluationConfig(…) or a mapping of its settings, got False; use None for none"),
         ("Trainer(checkpoint={'kep': 1})", "checkpoint.kep is not a setting; did you mean keep?"),
         ("PPO('CartPole-v1', policy='MlpPolicy')", "policy is not a setting of PPO; here it is encoder and net_arch"),
         ("PPO('CartPole-v1', wxyz=1)", "wxyz is not a setting of PPO; help(PPO) shows all"),

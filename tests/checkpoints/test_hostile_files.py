@@ -113,7 +113,7 @@ def test_a_wrapper_that_writes_to_a_folder_named_by_a_file_is_refused(made, tmp_
 @pytest.mark.parametrize(
     "env, said",
     [
-        ({"frame_stack": 10**9}, "holds env.frame_stack 1000000000, and its observations have 4 numbers"),
+        ({"frame_stack": 10**9}, "holds env.frame_stack 1000000000, but its observations have 4 numbers"),
         ({"wrappers": [{"class_path": "FrameStackObservation", "init_args": {"stack_size": 10**9}}]}, "holds env.stack_size 1000000000"),
         ({"kwargs": {"render_mode": "human"}}, "names the render_mode human, which opens a window; pass env yourself"),
         ({"wrappers": ["HumanRendering"]}, "names the wrapper HumanRendering, which opens a window; pass env yourself"),
@@ -135,7 +135,7 @@ def test_an_environments_own_arguments_may_be_called_as_those_of_a_frame_stack()
     check_environment({"id": "Mine-v0", "kwargs": own, "wrappers": [{"class_path": "mine.Wrapper", "init_args": own}]}, 4, "a.ckpt")
     for module in ("", "gymnasium.wrappers.", "gymnasium.wrappers.stateful_observation."):
         wrapper = {"class_path": f"{module}FrameStackObservation", "init_args": {"stack_size": 5}}
-        with pytest.raises(SettingError, match=r"holds env\.stack_size 5, and its observations have 4 numbers"):
+        with pytest.raises(SettingError, match=r"holds env\.stack_size 5, but its observations have 4 numbers"):
             check_environment({"id": "Mine-v0", "kwargs": own, "wrappers": [wrapper]}, 4, "a.ckpt")
 
 

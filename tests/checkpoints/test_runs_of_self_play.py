@@ -120,7 +120,7 @@ def test_a_callback_whose_name_begins_alike_is_not_self_play(content, tmp_path):
 )
 def test_players_who_do_not_belong_to_the_run_are_refused_in_one_line(content, tmp_path, place, value):
     torch.save(replaced(content, (*OPPONENT, place), value), tmp_path / "changed.ckpt")
-    with pytest.raises(SettingError, match="run cannot be continued") as refused:
+    with pytest.raises(SettingError, match="run cannot be resumed") as refused:
         fit(tmp_path, model(192), tmp_path / "changed.ckpt")
     assert "\n" not in str(refused.value)
 

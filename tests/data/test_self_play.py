@@ -197,5 +197,5 @@ def test_a_bad_setting_is_one_line(setting, line):
 
 
 def test_self_play_needs_a_game_of_several_agents():
-    with pytest.raises(SettingError, match="self_play needs a game of several agents"):
+    with pytest.raises(SettingError, match="self_play needs a multi-agent game"):
         PPO("CartPole-v1", self_play={})

@@ -136,7 +136,7 @@ def test_an_episode_without_end_is_cut_at_the_limit(datasets, capfd, checkpoint,
         ("--ckpt_path a.ckpt --dataset x-v0 --deterministic maybe", "argument --deterministic: invalid choice: 'maybe'"),
         ("--ckpt_path a.ckpt --dataset x-v0 --episode 3", "did you mean --episodes?"),
         ("--ckpt_path a.ckpt --dataset", "argument --dataset: expected one argument"),
-        ("--ckpt_path a.ckpt --dataset x-v0 --replay", "this checkpoint holds no replay buffer; name a run that replays, or its last.ckpt"),
+        ("--ckpt_path a.ckpt --dataset x-v0 --replay", "this checkpoint holds no replay buffer; name a run with replay, or its last.ckpt"),
         ("--ckpt_path a.ckpt --dataset x-v0 --replay --episodes 3", "leave out --episodes, --seed and --deterministic"),
     ],
 )

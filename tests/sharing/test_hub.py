@@ -196,7 +196,7 @@ def test_a_new_run_begins_with_shared_weights_and_none_continues_from_them(hub, 
     status, out, error = run(f"{settings} --init_from {ADDRESS}", capfd)
     assert (status, error) == (0, "") and "keeps its initial weights" not in out
     status, _, error = run(f"{settings} --ckpt_path {ADDRESS}", capfd)
-    assert status == 2 and "is an agent without its run: begin a new run with its weights, --init_from hf://" in error
+    assert status == 2 and "is an agent without its run: start a new run with its weights, --init_from hf://" in error
 
 
 def test_a_shared_agent_is_an_opponent(hub, folder, capfd):
