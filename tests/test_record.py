@@ -125,7 +125,7 @@ def test_environments_that_cannot_render_or_do_not_end_are_refused(folder, capfd
     monkeypatch.setattr("lightning_rl.policy.longest_episode", lambda env: episodes.MAX_EPISODE_STEPS)
     status, out, err = run(f"record --ckpt_path {path}", capfd)
     assert (status, out) == (2, "")
-    assert re.fullmatch("error: an episode of CartPole-v1 does not end within 5 steps; cut it: --max_episode_steps\n", err)
+    assert re.fullmatch("error: an episode of CartPole-v1 does not end within 5 steps; limit it with --max_episode_steps\n", err)
     assert list((folder / "run" / "videos").iterdir()) == []
 
 

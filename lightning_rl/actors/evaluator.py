@@ -1,4 +1,4 @@
-"""Evaluators of evolution strategies: play whole episodes with perturbed weights, many at once."""
+"""Evaluators of evolution strategies: play batches of whole episodes with perturbed weights."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +30,9 @@ def flat_parameters(network: nn.Module, names: Sequence[str]) -> Tensor:
 
 
 class NumpyPopulation:
-    """K = `num` members of a network that is a perceptron over a vector without memory, on the CPU.
+    """K = `num` members of a population, for a memoryless perceptron over vectors on the CPU.
 
-    They differ in the parameters `names`, P = `size` numbers, from the network's current ones.
+    The members perturb the network's parameters `names`, P = `size` numbers.
     """
 
     device = torch.device("cpu")
@@ -52,7 +52,7 @@ class NumpyPopulation:
         ]
 
     def set(self, k: int, noise: np.ndarray) -> None:
-        """Give member k the network's parameters plus some noise `[P]`."""
+        """Set member k to the network's parameters plus noise `[P]`."""
         np.add(self.centre, noise, out=self.rows[k])
 
     def act(self, obs: Tree, memory: Tree, episode_start: np.ndarray) -> tuple[Tensor, Tree]:
@@ -65,7 +65,7 @@ class NumpyPopulation:
 
 
 class TorchPopulation(nn.Module):
-    """Members of any network, on its device. Arguments and methods as `NumpyPopulation`; with a memory they are evaluated in turn."""
+    """A population for any network, on its device. Arguments and methods as in `NumpyPopulation`; with a memory, nothing is batched."""
 
     def __init__(self, network: PolicyNetwork, names: Sequence[str], num: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class TorchPopulation(nn.Module):
         return x.squeeze(1), tree_map(lambda leaf: leaf.squeeze(1), memory)
 
     def evaluate(self, rows: Tree) -> tuple[Tensor, Tree]:
-        """Return what each member makes of its row, all `[K, 1, ...]`."""
+        """Return the outputs of each member for its row, all `[K, 1, ...]`."""
         if self.in_turn:
             return tree_stack([self.evaluate_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
         return vmap(self.evaluate_one)(self.own, rows)
@@ -98,14 +98,14 @@ class TorchPopulation(nn.Module):
 
 
 def make_population(network: PolicyNetwork, names: Sequence[str], num: int, obs: Tree) -> NumpyPopulation | TorchPopulation:
-    """Return the cheapest one that a network allows for observations like these."""
+    """Make the cheapest population that supports a network with these observations."""
     plain = not tree_leaves(network.initial_memory(1)) and next(network.parameters()).device.type == "cpu" and fits_numpy(network, obs)
     return (NumpyPopulation if plain else TorchPopulation)(network, names, num)
 
 
 def draw_actions(network: PolicyNetwork, x: Tensor, mask: Tree, generators: Sequence[torch.Generator]) -> Tree:
-    """Return the environments' actions for inputs `[K, num_inputs]` and masks `[K, M]`: the mode of each distribution, or a draw with
-    each member's generator."""
+    """Return the environments' actions for inputs `[K, num_inputs]` and masks `[K, M]`: draws with each member's generator, or without
+    generators the modes of the distributions."""
     distribution = network.distribution
     mask = tree_to_torch(mask, x.device)
     if not generators:
@@ -115,8 +115,8 @@ def draw_actions(network: PolicyNetwork, x: Tensor, mask: Tree, generators: Sequ
 
 
 class Generation(NamedTuple):
-    """What jobs follow from: the seed of the run, the number of the generation, σ, the longest episode (None: as the environment ends
-    it), and the lessons of the environments."""
+    """What determines the jobs of a generation: the seed of the run, the number of the generation, σ, the maximum length of episodes
+    (None: the environment's own limit), and the lessons of the environments."""
 
     seed: int
     number: int
@@ -137,8 +137,8 @@ class Generation(NamedTuple):
 
 
 class JobEpisode(NamedTuple):
-    """An episode: its job, and whether it was played with + or −; its statistics; the sum of its rewards' signs; its observations
-    `[R, ...]`, or () if its job is not watched; in how many steps there were bad values, and the first of them in words."""
+    """An episode: its job, and the sign of the perturbation; its statistics; the sum of the signs of its rewards; its observations
+    `[R, ...]`, or () if its job is not watched; the number of steps with replaced NaN or infinite values, and a text about the first."""
 
     job: int
     sign: int
@@ -150,9 +150,9 @@ class JobEpisode(NamedTuple):
 
 
 class Evaluator:
-    """Plays up to K episodes at once in K environments, each with its own weights, in one batch.
+    """Plays up to K episodes in parallel in K environments, each with its own weights, in one batch.
 
-    `names` are those of the perturbed parameters; actions are drawn if it is `stochastic`.
+    `names`: names of the perturbed parameters. `stochastic`: whether actions are drawn instead of the mode.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(self, generation: Generation, jobs: Sequence[int], watched: Sequence[int] = ()) -> list[JobEpisode]:
-        """Do some jobs with the network's current weights, and keep the observations of those that are watched."""
+        """Play both episodes of each job with the network's current weights, and record the observations of `watched` jobs."""
         self._set_lessons(generation.lessons)
         longest, num = min(self.longest, generation.longest or self.longest), len(self.seats)
         obs, mask, start = allocate(self.spaces.observation, num), self.spaces.masks(num), np.ones(num, dtype=bool)
@@ -211,12 +211,12 @@ class Evaluator:
 
 
 class _JobSeat(Seat):
-    """An environment, and the episode of a job in it."""
+    """One environment and its running episode of a job."""
 
     job = sign = 0
 
     def begin(self, seed: int, is_watched: bool) -> None:
-        """Begin an episode of the current job."""
+        """Start an episode of the current job."""
         self.is_watched, self.signs, self.watched_obs = is_watched, 0.0, list[Tree]()
         self.start(seed)
 
@@ -243,7 +243,7 @@ class _JobSeat(Seat):
 
 @dataclass(frozen=True)
 class BuildEvaluator:
-    """Builds an evaluator of K = `num_envs` environments, in whatever process it is called; the rest as in `Evaluator`."""
+    """Builds an evaluator of K = `num_envs` environments in the process in which it is called; other fields as in `Evaluator`."""
 
     env: EnvConfig | Callable[[], gym.Env]
     num_envs: int
@@ -257,5 +257,5 @@ class BuildEvaluator:
         envs = [draw_by_episode(make_env(config, index * self.num_envs + k)) for k in range(self.num_envs)]
         found = as_spaces(envs[0].observation_space, envs[0].action_space)
         if (found.observation, found.action) != (self.spaces.observation, self.spaces.action):
-            raise SettingError(f"the environment's spaces are not those of the model, {self.spaces}; load it with its own environment")
+            raise SettingError(f"the environment's spaces differ from those of the model, {self.spaces}; load it with its own environment")
         return Evaluator(envs, network, self.names, self.spaces, self.stochastic, self.on_nan)  # type: ignore[arg-type]

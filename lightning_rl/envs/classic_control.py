@@ -1,8 +1,8 @@
-"""Step all copies of one of gymnasium's classic control environments at once in numpy, bit for bit like its own class.
+"""Batched NumPy steps for gymnasium's classic control environments, bit-identical to the original classes.
 
-Each copy remains an environment of gymnasium, which draws first states, holds the numbers of its physics, and is what checkpoints save.
-Steps are computed here: the same operations in the same order, on the states of all copies. Numbers are computed one by one only where
-arrays are rounded in another way: in powers, and in place of `math.cos`.
+Each copy remains a gymnasium environment, which draws first states, holds the physical constants, and is what checkpoints save. The steps
+are computed here, with the same operations in the same order, on the states of all copies. Values are computed one by one only where
+array operations round differently: for powers and in place of `math.cos`.
 """
 
 import math
@@ -21,11 +21,11 @@ from lightning_rl.envs.sync import TurnVectorEnv, name_of
 from lightning_rl.errors import SettingError
 
 ELAPSED, LIMIT = "_elapsed_steps", "_max_episode_steps"
-"""Private attributes of gymnasium's `TimeLimit`: how many steps the episode has made, and how many it may make."""
+"""Private attributes of gymnasium's `TimeLimit`: the steps of the episode so far, and the maximum."""
 
 
 class ClassicControlEnvs(TurnVectorEnv):
-    """Steps copies of an environment of a class in `PHYSICS` at once. Actions must have the dtype of their space."""
+    """Steps copies of an environment whose class is in `PHYSICS` as one batch. Actions must have the dtype of their space."""
 
     physics: "Physics | None" = None
 
@@ -34,11 +34,11 @@ class ClassicControlEnvs(TurnVectorEnv):
         self.cores: list[Any] = [env.unwrapped for env in self.envs]
         self.limit: int = getattr(self.envs[0], LIMIT)
         self.clock = 0
-        """Steps of all copies, by which `begun` says when the episode of each began."""
+        """Number of steps so far; `begun` holds its value at the start of each copy's episode."""
         self.begun = np.zeros(self.num_envs, dtype=np.int64)
         self.next_limit = 0
-        """No episode reaches its limit before."""
-        self.none = constant(self.num_envs, False)
+        """The first value of `clock` at which an episode can reach its limit."""
+        self.not_truncated = constant(self.num_envs, False)
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Any, Info]:
         obs, infos = super().reset(seed=seed, options=options)
@@ -50,20 +50,20 @@ class ClassicControlEnvs(TurnVectorEnv):
         assert self.physics is not None, "reset first"
         rewards, terminated = self.physics.step(actions, self.stacked)
         self.clock += 1
-        truncated = self._truncate() if self.clock >= self.next_limit else self.none
-        over = terminated if truncated is self.none else terminated | truncated
+        truncated = self._truncate() if self.clock >= self.next_limit else self.not_truncated
+        over = terminated if truncated is self.not_truncated else terminated | truncated
         infos = self._begin_next(self.physics, over) if np.count_nonzero(over) else {}
         return self.stacked, rewards, terminated, truncated, infos
 
     def _truncate(self) -> np.ndarray:
-        """Return whose episode reaches its limit, and look when the next one will."""
+        """Return which episodes reach their limit, and update `next_limit`."""
         truncated = self.clock - self.begun >= self.limit
         self.begun[truncated] = self.clock
         self.next_limit = int(self.begun.min()) + self.limit
         return truncated
 
     def _begin_next(self, physics: "Physics", over: np.ndarray) -> Info:
-        """Begin the next episodes where one is over. Return the infos about the ends."""
+        """Reset the copies whose episode is over. Return the infos of the ends."""
         final_obs = np.empty(self.num_envs, dtype=object)
         physics.first = over.nonzero()[0]
         for i in physics.first.tolist():
@@ -83,14 +83,14 @@ class ClassicControlEnvs(TurnVectorEnv):
 
     @contextmanager
     def _up_to_date(self) -> Iterator[None]:
-        """Let the copies themselves have their states meanwhile."""
+        """Write the states into the copies, and read them back afterwards."""
         self.store_states()
         yield
         if self.physics is not None:
             self.load_states()
 
     def store_states(self) -> None:
-        """Write the states into the copies. Those that begin an episode have theirs."""
+        """Write the states into the copies. A copy at the start of an episode already has its state."""
         if self.physics is not None:
             for i, steps in enumerate((self.clock - self.begun).tolist()):
                 setattr(self.envs[i], ELAPSED, steps)
@@ -98,9 +98,9 @@ class ClassicControlEnvs(TurnVectorEnv):
                     self.cores[i].state = self.physics.own(self.physics.state[self.physics.rows, i].copy())
 
     def load_states(self) -> None:
-        """Read states and numbers from the copies. Raises `SettingError`: one of them moves in a way that is not known here."""
+        """Read states and constants from the copies. Raises `SettingError`: the dynamics of a copy are not implemented here."""
         if not all(map(is_known, self.cores)):
-            raise SettingError(f"{name_of(self.envs[0])} was changed, and only its own steps know how; set env.vectorization to sync")
+            raise SettingError(f"{name_of(self.envs[0])} was modified, so it cannot be stepped as a batch; set env.vectorization to sync")
         steps = np.array([getattr(env, ELAPSED) for env in self.envs])
         self.physics = PHYSICS[type(self.cores[0])](self.cores, steps)
         self.begun = self.clock - steps
@@ -108,31 +108,31 @@ class ClassicControlEnvs(TurnVectorEnv):
 
 
 def should_step_at_once(env: gym.Env, num_envs: int) -> bool:
-    """Return whether copies of an environment can be stepped at once, and are enough for that to save time.
+    """Return whether copies of an environment can be stepped as a batch, and are numerous enough for that to be faster.
 
-    It must be one of gymnasium's own, inside a time limit and nothing else.
+    The environment must be one of gymnasium's own, wrapped in `OrderEnforcing` and `TimeLimit` and nothing else.
     """
     limited = type(env) is TimeLimit and type(env.env) is OrderEnforcing and env.env.env is env.unwrapped
     return limited and env.render_mode is None and is_known(env.unwrapped) and num_envs >= PHYSICS[type(env.unwrapped)].pays_from
 
 
 def is_known(env: gym.Env) -> bool:
-    """Return whether an unwrapped environment moves in a way that is known here."""
+    """Return whether the dynamics of an unwrapped environment are implemented here."""
     physics = PHYSICS.get(type(env))
     return physics is not None and all(getattr(env, name) == value for name, value in physics.fixed.items())
 
 
 class Physics:
-    """How N copies of an environment move.
+    """Dynamics of N copies of an environment.
 
-    pays_from: how many copies take less time at once than in turn, as measured.
-    numbers: names of the environment's attributes that are read; in `env` they are arrays `[N]`.
-    rows: the row of `state` for each number of the environment's own state.
+    pays_from: the number of copies from which a batch is faster than a loop, as measured.
+    numbers: names of the environment attributes to read; `env` holds them as arrays `[N]`.
+    rows: the row of `state` for each entry of the environment's own state.
     fixed: attributes that must have these values.
 
     Args:
         envs: the copies.
-        steps: `[N]`, how many steps their episodes have made.
+        steps: `[N]`, the steps of their episodes so far.
     """
 
     pays_from = 4
@@ -147,15 +147,15 @@ class Physics:
         """`[S, N]`"""
         self.state[self.rows] = states
         self.first = np.flatnonzero(steps == 0)
-        """Copies that were at the beginning of an episode; `step` may forget them."""
-        self.never = constant(len(envs), False)
+        """Indices of the copies at the start of an episode; `step` may clear them."""
+        self.not_terminated = constant(len(envs), False)
 
     def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Step all copies and write their observations `[N, F]`. Return rewards `[N]` and terminated `[N]`."""
         raise NotImplementedError
 
     def own(self, state: np.ndarray) -> Any:
-        """Return the state of one copy in the form in which the environment keeps it."""
+        """Return the state of one copy in the environment's own format."""
         return state
 
 
@@ -198,22 +198,22 @@ class Pendulum(Physics):
     def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
         self.gravity = np.array([3 * env.g / (2 * env.l) for env in envs])
-        self.inertia = np.array([3.0 / (env.m * env.l**2) for env in envs], dtype=np.float32)  # the torque is float32, and rounds it
+        self.inertia = np.array([3.0 / (env.m * env.l**2) for env in envs], dtype=np.float32)  # rounded, as the torque is float32
         self.max_torque = self.env.max_torque.astype(np.float32)
-        self.costly = np.empty_like(self.state)
+        self.cost_terms = np.empty_like(self.state)
 
     def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         env, (theta, speed) = self.env, self.state
         torque = clip(action[:, 0], -self.max_torque, self.max_torque)
-        self.costly[0] = (theta + np.pi) % (2 * np.pi) - np.pi
-        self.costly[1] = speed
-        angle2, speed2 = squares(self.costly)
+        self.cost_terms[0] = (theta + np.pi) % (2 * np.pi) - np.pi
+        self.cost_terms[1] = speed
+        angle2, speed2 = squares(self.cost_terms)
         costs = angle2 + 0.1 * speed2 + 0.001 * np.array([each**2 for each in torque])
         speed += (self.gravity * np.sin(theta) + self.inertia * torque) * env.dt
         clip(speed, -env.max_speed, env.max_speed, out=speed)
         theta += speed * env.dt
         obs[:, 0], obs[:, 1], obs[:, 2] = np.cos(theta), np.sin(theta), speed
-        return -costs, self.never
+        return -costs, self.not_terminated
 
 
 class MountainCar(Physics):
@@ -240,7 +240,7 @@ class MountainCar(Physics):
 
 
 class ContinuousMountainCar(Physics):
-    """The same with any force. States are float32, except the first one of an episode, and so is what is computed from them."""
+    """The same car with a continuous force. States are float32, except the first of an episode, and so is what is computed from them."""
 
     pays_from = 8
     numbers = "min_action max_action power max_speed min_position max_position goal_position goal_velocity"
@@ -262,12 +262,12 @@ class ContinuousMountainCar(Physics):
         return np.where(terminated, 100.0, 0.0) - np.square(action, dtype=np.float64) * 0.1, terminated
 
     def drive(self, env: SimpleNamespace, state: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """Change states, computing in the dtype of them and of the numbers. Return whether they are at the goal."""
+        """Update states in place, in their dtype and that of the constants. Return which of them are at the goal."""
         position, velocity = state
         force = clip(action, self.rounded.min_action, self.rounded.max_action)
         slope = 0.0025 * cosines(3 * position)
         push = force * self.rounded.power - slope.astype(np.float32)
-        if np.count_nonzero(beyond := force != action):  # there the force is a number of Python, a bound: nothing is rounded
+        if np.count_nonzero(beyond := force != action):  # clipped forces are Python floats (the bounds): not rounded
             bound = clip(action.astype(np.float64), self.env.min_action, self.env.max_action)
             push = np.where(beyond, (bound * self.env.power - slope).astype(state.dtype), push)
         velocity += push
@@ -282,7 +282,7 @@ class ContinuousMountainCar(Physics):
 
 
 class Acrobot(Physics):
-    """Two links, of which the lower one is to swing above a line."""
+    """Two links; the goal is to swing the tip of the lower one above a line."""
 
     numbers = "dt LINK_LENGTH_1 LINK_MASS_1 LINK_MASS_2 LINK_COM_POS_1 LINK_COM_POS_2 LINK_MOI MAX_VEL_1 MAX_VEL_2"
     fixed: ClassVar[dict[str, Any]] = {"book_or_nips": "book", "torque_noise_max": 0.0, "AVAIL_TORQUE": [-1.0, 0.0, 1.0]}
@@ -322,7 +322,7 @@ class Acrobot(Physics):
         return np.where(terminated, 0.0, -1.0), terminated
 
     def derivative(self, state: np.ndarray, torque: np.ndarray) -> np.ndarray:
-        """Return the derivative of states by time."""
+        """Return the time derivative of states."""
         theta1, theta2, speed1, speed2 = state
         cos2, sin2 = np.cos(theta2), np.sin(theta2)
         square1, square2 = squares(state[2:])
@@ -347,7 +347,7 @@ PHYSICS: dict[type, type[Physics]] = {
 
 
 def constant(count: int, value: float) -> np.ndarray:
-    """Return an array `[count]` of a value that every step may return, as nobody can write into it."""
+    """Return a read-only array `[count]` filled with a value, which every step can return."""
     array = np.full(count, value)
     array.flags.writeable = False
     return array
@@ -359,10 +359,10 @@ def clip(x: np.ndarray, low: np.ndarray, high: np.ndarray, out: np.ndarray | Non
 
 
 def squares(x: np.ndarray) -> np.ndarray:
-    """Compute `x ** 2` as of single numbers: numpy computes x * x of arrays, which may differ in the last bit."""
+    """Compute `x ** 2` on Python floats: for arrays NumPy computes x * x, which may differ in the last bit."""
     return np.array([each**2 for each in x.ravel().tolist()]).reshape(x.shape)
 
 
 def cosines(x: np.ndarray) -> np.ndarray:
-    """Compute the cosine of `math`: numpy's may differ in the last bit where processors have instructions for several at once."""
+    """Compute cosines with `math.cos`: NumPy's may differ in the last bit on processors with SIMD instructions."""
     return np.array([math.cos(each) for each in x.tolist()])

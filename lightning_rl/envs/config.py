@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     Wrapper = str | type[gym.Wrapper] | dict[str, Any]
-else:  # what files hold
+else:  # what config files can hold
     Wrapper = str | dict[str, Any]
 
 TASK = ("id", "kwargs", "wrappers", "max_episode_steps", "frame_stack", "atari", "parameters", "observe_parameters")
-"""Settings that say what is learned; the others say how many environments step at once, and how."""
+"""Settings that define the task; the others say how many environments run in parallel, and how."""
 DEFAULT_NUM_ENVS = 8
-"""Environments that step at once, unless settings give another number."""
+"""Default number of parallel environments."""
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,22 @@ class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: `CartPole-v1`, `module:EnvId-v0`, or of several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
-        num_envs: how many step at once, in each process.
+        id: `CartPole-v1`, `module:EnvId-v0`, or for several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
+        num_envs: number of parallel environments in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto`: `async` for several Atari games on several cores, `native` for `Torch/…`, numpy for classic control, else `sync`.
-        autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`; how `sync` and `async` reset (default: SAME_STEP), and what others do
-            whose metadata do not name it.
+        autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`: how `sync` and `async` reset (default: SAME_STEP). For others, the mode if their
+            metadata do not name one.
         kwargs: arguments of the environment's constructor.
-        wrappers: applied in order, each a class path or `{class_path, init_args}`; a bare name is one of gymnasium.wrappers. From Python
-            also classes, which are kept as their paths.
-        max_episode_steps: truncate episodes here instead of at the environment's own limit; steps of the agent, with `atari` too.
-        frame_stack: observe this many of the latest frames.
+        wrappers: applied in order, each a class path or `{class_path, init_args}`; a bare name is one of gymnasium.wrappers. From Python,
+            classes also work; they are stored as paths.
+        max_episode_steps: truncate episodes after this many steps of the agent (also with `atari`), instead of at the environment's own
+            limit.
+        frame_stack: number of latest frames to observe.
         atari: the standard preprocessing of Atari games (Machado et al. 2018): no-op starts, frame skip 4, 84 x 84 grey, 4 frames.
-        parameters: numbers of the environment by name, drawn again for each episode: each a number, a sampler
+        parameters: values of environment parameters by name, drawn again for each episode: each a number, a sampler
             `{sampler_type, sampler_parameters}`, or `{curriculum: [lessons]}`; see docs/curriculum.md.
-        observe_parameters: append the drawn numbers to the observation.
+        observe_parameters: append the drawn values to the observation.
         step_timeout: for `async`: seconds to wait for an environment before it is restarted; default: 60.
         max_restarts: for `async`: how often each environment may be restarted in an hour; default: 10.
     """
@@ -77,7 +78,7 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             name = getattr(self.id, "__name__", "Own")
-            own = f'; gymnasium.register("{name}-v0", …) gives one to an environment of your own' if callable(self.id) else ""
+            own = f'; register your own environment by gymnasium.register("{name}-v0", …)' if callable(self.id) else ""
             raise SettingError(f"env.id must be the id of an environment such as CartPole-v1, got {shorten(repr(self.id), 60)}{own}")
         for name, kind in {"kwargs": dict, "wrappers": list}.items():
             if not isinstance(getattr(self, name), kind):
@@ -99,7 +100,7 @@ class EnvConfig:
         mode = ("async" if self.is_several_games else "sync") if self.vectorization == "auto" else self.vectorization
         for name in ("step_timeout", "max_restarts"):
             if getattr(self, name) is not None and mode != "async":
-                raise SettingError(f"env.{name} needs vectorization async, and this one is {mode}; remove it")
+                raise SettingError(f"env.{name} needs vectorization async, but it is {mode}; remove it")
         if self.vectorization in ("native", "envpool"):
             for name in ("wrappers", "frame_stack", "atari", "parameters"):
                 if getattr(self, name):
@@ -108,7 +109,7 @@ class EnvConfig:
             self._check_agents()
 
     def _check_agents(self) -> None:
-        """Raise `SettingError` for what environments of several agents do not take."""
+        """Raise `SettingError` for settings that environments of several agents do not support."""
         if self.vectorization not in ("auto", "sync"):
             raise SettingError(f"env.vectorization {self.vectorization} is for environments of one agent; leave it out for {self.id}")
         for name in ("autoreset", "wrappers", "frame_stack", "atari", "observe_parameters"):
@@ -119,7 +120,7 @@ class EnvConfig:
 
     @property
     def has_agents(self) -> bool:
-        """Return whether this is an environment of several agents: its id is a path."""
+        """Return whether this environment has several agents: its id is then a path."""
         return is_path(self.id)
 
     @property
@@ -129,18 +130,18 @@ class EnvConfig:
 
     @property
     def lives_on_device(self) -> bool:
-        """Return whether these are copies in torch, which `auto` steps at once, unless something is asked for that single ones have."""
+        """Return whether these are torch environments that `auto` steps as a batch: no setting needs single environments."""
         singles = self.wrappers, self.frame_stack, self.atari, self.parameters
         return self.id.startswith(PREFIX) and not any(singles) and self.autoreset in (None, "SAME_STEP")
 
     @property
     def is_several_games(self) -> bool:
-        """Return whether these are several Atari games, which `auto` steps in a worker each."""
+        """Return whether these are several Atari games, each of which `auto` steps in its own worker."""
         return self.atari and self.num_envs > 1
 
 
 def changed_task(before: object, now: object) -> list[str]:
-    """Return the settings by which two environments, both as plain data, are different tasks; none where one of them is unknown."""
+    """Return the settings that make two environments, given as plain data, different tasks; none if one of them is unknown."""
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return []
     changed = [name for name in TASK if name in before and name in now and before[name] != now[name]]
@@ -149,23 +150,23 @@ def changed_task(before: object, now: object) -> list[str]:
 
 
 def as_wrapper(wrapper: Any) -> str | dict[str, Any]:
-    """Return a wrapper with the path in place of its class; raise `SettingError` for a function, which no file can hold."""
+    """Replace the class of a wrapper by its path; raise `SettingError` for a function, which config files cannot hold."""
     if isinstance(wrapper, Mapping) and isinstance(wrapper.get("class_path"), type):
         return {**wrapper, "class_path": as_wrapper(wrapper["class_path"])}
     is_class = isinstance(wrapper, type)
     if callable(wrapper) and not (is_class and "<locals>" not in wrapper.__qualname__):
         what = f"{wrapper.__name__} is defined in a function" if is_class else f"{shorten(repr(wrapper), 60)} is a function"
-        raise SettingError(f"env.wrappers: {what}, which has no path; give a function that builds the wrapped environment as env")
+        raise SettingError(f"env.wrappers: {what}, which has no import path; pass a function that builds the wrapped environment as env")
     return f"{wrapper.__module__}.{wrapper.__qualname__}" if is_class else wrapper
 
 
 Env = EnvConfig | str | Mapping[str, Any] | gym.Env | gym.vector.VectorEnv | Callable[[], gym.Env]
-"""What Python code may pass for `env`: settings, an id, an environment that copies are made of, a ready vector environment, or a function
-that builds one environment."""
+"""What Python code may pass as `env`: settings, an id, an environment to copy, a ready vector environment, or a function that builds one
+environment."""
 
 
 def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]:
-    """Convert an id, a mapping or an environment to what builds such; return settings, ready vector environments and functions."""
+    """Convert an id, a mapping or an environment to settings or a builder; return settings, vector environments and functions unchanged."""
     if isinstance(env, str):
         return EnvConfig(env)
     if isinstance(env, Mapping):
@@ -181,7 +182,7 @@ def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gy
 
 
 def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
-    """Return what builds environments like a ready one, which itself is never stepped: its id and arguments, or a function.
+    """Return settings or a function that build copies of a ready environment, which itself is never stepped.
 
     Raises `SettingError`: it was not made by `gymnasium.make` and cannot be copied.
     """
@@ -189,23 +190,24 @@ def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
     if spec is not None and spec.id in gym.registry and not spec.additional_wrappers:
         kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
         limit = None if spec.max_episode_steps == gym.spec(spec.id).max_episode_steps else spec.max_episode_steps
-        with suppress(TypeError):  # arguments that no file can hold
+        with suppress(TypeError):  # arguments that are not plain data
             json.dumps(kwargs)
             config = EnvConfig(spec.id, kwargs=kwargs, max_episode_steps=limit)
             changes = changes_of(env, partial(gym.make, spec.id, **kwargs))
             return ChangedEnv(config, changes) if changes else config
     try:
         deepcopy(env)
-    except Exception as error:  # the environment of a user may raise anything
+    except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise SettingError(f"env {env} cannot be copied ({reason}); pass its id, an EnvConfig, or a function that builds it") from error
     return partial(deepcopy, env)
 
 
 def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, Any]:
-    """Return the public numbers and texts that somebody changed of an environment since it was made; it has not been used yet.
+    """Return the public numbers and strings of an unused environment that were changed after it was made.
 
-    Of one that was used nothing is returned: what it is now may come of that. Nor where no others can be made, as of what holds a port.
+    Returns nothing for an environment that was already reset, which may have changed them itself. Nor if no other copies can be made, for
+    example because the environment occupies a port.
     """
     if env.has_wrapper_attr("has_reset") and env.get_wrapper_attr("has_reset"):
         return {}
@@ -222,14 +224,14 @@ def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ChangedEnv:
-    """Makes environments with other values of some attributes."""
+    """Builds environments and changes the values of some attributes."""
 
     config: EnvConfig
     changes: dict[str, Any]
 
     @property
     def spec(self) -> gym.envs.registration.EnvSpec:
-        """Return the specification of the environment as gymnasium makes it, which names it."""
+        """Return the spec of gymnasium's environment, which gives its name."""
         return gym.spec(self.config.id)
 
     def __call__(self) -> gym.Env:
@@ -239,12 +241,12 @@ class ChangedEnv:
 
 
 def count_envs(env: object) -> int:
-    """Return how many environments settings or a vector environment have, or are built by a function."""
+    """Return the number of environments of settings or of a vector environment, or the default for a function."""
     return int(getattr(env, "num_envs", DEFAULT_NUM_ENVS))
 
 
 def resolve_vectorization(env: T) -> T:
-    """Decide `vectorization: auto`; return other environments as they are."""
+    """Resolve `vectorization: auto`; return other environments unchanged."""
     if isinstance(env, EnvConfig) and env.vectorization == "auto" and env.lives_on_device:
         return replace(env, vectorization="native")
     if isinstance(env, EnvConfig) and env.vectorization == "auto" and env.is_several_games and (os.cpu_count() or 1) > 1:
@@ -253,17 +255,17 @@ def resolve_vectorization(env: T) -> T:
 
 
 def resolve_to_sync(env: T) -> T:
-    """Decide `vectorization: auto` for what needs neither processes nor a device: `sync`."""
+    """Resolve `vectorization: auto` to `sync`, which needs neither processes nor a device."""
     if not isinstance(env, EnvConfig) or env.vectorization != "auto":
         return env
     return replace(env, vectorization="sync", step_timeout=None, max_restarts=None)
 
 
 def resolve_in_actor(env: T) -> T:
-    """Decide `vectorization: auto` where this is one process of several, and would start more of them or share a device."""
+    """Resolve `vectorization: auto` to `sync` if it would start more processes or share a device: this is one process of several."""
     return resolve_to_sync(env) if isinstance(env, EnvConfig) and (env.is_several_games or env.lives_on_device) else env
 
 
 def single_env_config(env: T) -> T:
-    """Return the settings of one such environment, for evaluation and probing; functions stay as they are."""
+    """Return the settings with a single environment, for evaluation and probing; return functions unchanged."""
     return replace(resolve_to_sync(env), num_envs=1) if isinstance(env, EnvConfig) else env

@@ -17,21 +17,22 @@ ENTITIES_SHAPE = (10, 5)
 
 
 class Simple1D(gym.Env):
-    """Walk to the goal: one of two sides, -1 or 1, is drawn for each episode, and every observation is filled with it.
+    """Walk to the goal, which is -1 or 1, drawn for each episode; every observation is filled with it.
 
-    Each dimension or branch of an action moves one position, which starts at 0: a continuous one by its value, at most `step_size`, a
-    binary one by `step_size` to the left (0) or right (1). Positions stay in [-1, 1]; an episode terminates when all of them are at an end.
-    The last step pays (1 + min_steps · time_penalty) · mean(position · goal), every other one costs `time_penalty`. The best return is
-    1.02, in 5 steps; with the first defaults of ML-Agents (`step_size` 0.1, `time_penalty` 0.001, `min_steps` 11) it is 1.001, in 11 steps,
-    because ten times 0.1 is a little less than 1.
+    Each dimension or branch of an action moves one position, which starts at 0. A continuous dimension moves it by its value, at most
+    `step_size`; a binary branch moves it by `step_size` to the left (0) or right (1). Positions stay in [-1, 1]. An episode terminates when
+    every position is at -1 or 1.
+    The reward of the last step is (1 + min_steps · time_penalty) · mean(position · goal), that of every other step -`time_penalty`. The
+    best return is 1.02, in 5 steps. With the first defaults of ML-Agents (`step_size` 0.1, `time_penalty` 0.001, `min_steps` 11) it is
+    1.001, in 11 steps, because ten times 0.1 is a little less than 1.
 
-    A single observation is a Box, several are a Dict with the keys `vector_0`, `visual_0`, `entities_0`, … An action is a Box, a Discrete,
-    a MultiDiscrete, or, with both kinds, a Dict with the keys `continuous` and `discrete`.
+    A single observation is a Box; several are a Dict with the keys `vector_0`, `visual_0`, `entities_0`, … The action space is a Box, a
+    Discrete, a MultiDiscrete, or, with both kinds of actions, a Dict with the keys `continuous` and `discrete`.
 
     Args:
         num_vector: number of vectors to observe.
-        num_visual: number of images.
-        num_var_len: number of sets of 10 entities with 5 numbers each.
+        num_visual: number of images to observe.
+        num_var_len: number of sets to observe, each of 10 entities with 5 numbers.
         vis_size: height, width and channels of an image.
         vec_size: length of a vector.
         action: number of continuous dimensions and of binary branches.
@@ -44,7 +45,7 @@ class Simple1D(gym.Env):
     """
 
     last_shown_step = math.inf
-    """Of an episode; later observations are filled with 0."""
+    """Last step of an episode at which the goal is observed; later observations are filled with 0."""
 
     def __init__(
         self,
@@ -87,12 +88,12 @@ class Simple1D(gym.Env):
         return self.observe(), reward, terminated, False, {}
 
     def directions(self, action: Tree) -> np.ndarray:
-        """Return the move that an action asks for, for each position: a continuous value, or -1 or 1."""
+        """Return the move of each position that an action asks for: a continuous value, or -1 or 1."""
         parts = action if isinstance(action, dict) else {self.kind: action}
         return np.concatenate([np.ravel(parts.get("continuous", ())), 2.0 * np.ravel(parts.get("discrete", ())) - 1])
 
     def observe(self) -> Tree:
-        """Return all observations, each filled with one number."""
+        """Return all observations, each filled with the same number."""
         shown = self.goal if self.steps <= self.last_shown_step else 0.0
         obs = {name: np.full(shape, shown, np.float32) for name, shape in self.shapes.items()}
         return obs if len(obs) > 1 else obs.popitem()[1]
@@ -105,7 +106,7 @@ class Memory1D(Simple1D):
 
 
 def make_action_space(continuous: int, branches: int) -> gym.Space:
-    """Make the space of so many continuous dimensions and binary branches."""
+    """Make an action space of this many continuous dimensions and binary branches."""
     parts: dict[str, gym.Space] = {}
     if continuous:
         parts["continuous"] = Box(-1.0, 1.0, (continuous,), np.float32)
@@ -119,11 +120,11 @@ def make_action_space(continuous: int, branches: int) -> gym.Space:
 class BitFlipping(gym.Env):
     """Turn a word of bits into another by flipping one bit at each step (Andrychowicz et al. 2017, sect. 3.1).
 
-    Both words are drawn for each episode. A step pays 0 if it reaches the goal, which ends the episode, and else -1. Episodes are truncated
-    after 10 steps; with more bits set `max_episode_steps` to as many.
+    Both words are drawn for each episode. The reward is 0 at the goal, which ends the episode, and -1 otherwise. Episodes are truncated
+    after 10 steps; with more bits, set `max_episode_steps` to their number.
 
     Args:
-        bits: of a word.
+        bits: number of bits in a word.
     """
 
     def __init__(self, bits: int = 10) -> None:
@@ -144,23 +145,24 @@ class BitFlipping(gym.Env):
         return self.observe(), reward, reward == 0, False, {"is_success": reward == 0}
 
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: object) -> np.ndarray:
-        """Return what reaching some words `[..., bits]` pays for goals `[..., bits]`."""
+        """Return the rewards `[...]` of reaching words `[..., bits]` with goals `[..., bits]`."""
         return np.where((achieved_goal == desired_goal).all(-1), 0.0, -1.0)
 
     def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: object) -> np.ndarray:
-        """Return where words are goals."""
+        """Return where words equal goals."""
         return (achieved_goal == desired_goal).all(-1)
 
     def observe(self) -> Tree:
-        """Return both words; the goal that is reached is the word itself."""
+        """Return both words; the achieved goal is the current word."""
         return {"observation": self.word.copy(), "achieved_goal": self.word.copy(), "desired_goal": self.goal.copy()}
 
 
 class ConnectFour(gym.Env):
-    """PettingZoo's `connect_four_v3` for one player against a random one; who begins is drawn for each episode.
+    """PettingZoo's `connect_four_v3` for one player against a random opponent; the first player is drawn for each episode.
 
-    Observes a Dict: `observation [6, 7, 2]`, the player's pieces and the opponent's, and `action_mask [7]`, the columns that are not full.
-    Four in a row end the episode and pay 1, the opponent's -1, a draw 0. A piece in a full column loses at once.
+    Observations are a Dict: `observation [6, 7, 2]`, the pieces of the player and of the opponent, and `action_mask [7]`, the columns that
+    are not full. Four in a row end the episode with reward 1, four of the opponent's with -1, and a draw with 0. A piece in a full column
+    loses immediately.
     """
 
     metadata = raw_env.metadata

@@ -9,12 +9,12 @@ import numpy as np
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_names, check_range, nearest
 
 MAX_NUMBER = 1e300
-"""Differences of such numbers are finite, too."""
+"""Largest magnitude of a number; the difference of two such numbers is finite, too."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """What numbers are drawn from; with a `seed` of its own in all runs alike, -1 takes the run's."""
+    """A distribution to draw numbers from. With its own `seed` the numbers are the same in all runs; -1 uses the run's seed."""
 
     seed: int = field(default=-1, kw_only=True)
 
@@ -26,7 +26,7 @@ class Sampler:
         self.check()
 
     def check(self) -> None:
-        """Raise `SettingError` for numbers that do not go together."""
+        """Raise `SettingError` for inconsistent numbers."""
 
     def draw(self, generator: np.random.Generator) -> float:
         """Draw a number."""
@@ -160,7 +160,7 @@ def check_number(name: str, value: object) -> float:
 
 @dataclass(frozen=True)
 class CompletionCriteria:
-    """When a lesson is complete.
+    """Criteria for completing a lesson.
 
     Args:
         measure: `reward` (mean return) or `success` (share) of the last `min_lesson_length` episodes, `progress` of the run, 0 to 1, or
@@ -168,8 +168,8 @@ class CompletionCriteria:
         threshold: what the measure must exceed.
         min_lesson_length: the minimum number of episodes of a lesson.
         signal_smoothing: smooth the measure after each episode: a quarter of its last value plus three quarters of the new one; not `elo`.
-        require_reset: end the current episodes, so that the next lesson begins at once in all environments.
-        behavior: whose episodes count, where several behaviors learn.
+        require_reset: end the current episodes, so that the next lesson begins immediately in all environments.
+        behavior: the behavior whose episodes count, if several learn.
     """
 
     measure: str = "reward"
@@ -185,7 +185,7 @@ class CompletionCriteria:
         check_choice("measure", self.measure, ("reward", "progress", "success", "elo"))
         check_number("threshold", self.threshold)
         if self.behavior is not None and (not isinstance(self.behavior, str) or not self.behavior):
-            raise SettingError(f"behavior must be the name of one, got {self.behavior!r}")
+            raise SettingError(f"behavior must be the name of a behavior, got {self.behavior!r}")
         if self.measure in ("progress", "success"):
             check_range("threshold", self.threshold, 0)
             if self.threshold >= 1:
@@ -196,7 +196,7 @@ class CompletionCriteria:
 
     @property
     def window(self) -> int:
-        """Return the number of episodes that the measure is taken over."""
+        """Return the number of episodes over which the measure is computed."""
         return max(1, self.min_lesson_length)
 
 
@@ -210,9 +210,10 @@ class Lesson:
 
 
 class LessonValues(TypedDict):
-    """What an environment draws a parameter from, as plain data.
+    """The distributions from which an environment draws a parameter, as plain data.
 
-    values: of the lessons it may play.  replay: the share of episodes that play another one than the last.  first: the index of the first.
+    values: samplers of the lessons it may play.  replay: share of episodes that play an earlier lesson than the last.  first: index of the
+    first lesson.
     """
 
     values: list[PlainSampler]
@@ -222,18 +223,18 @@ class LessonValues(TypedDict):
 
 @dataclass(frozen=True)
 class Parameter:
-    """All lessons of a parameter, a single one where it has no curriculum.
+    """The lessons of a parameter; without a curriculum there is only one.
 
     Args:
-        lessons: in their order.
-        replay_old_lessons: the share of episodes that play an earlier lesson than the current one, each with the same probability.
+        lessons: all lessons in order.
+        replay_old_lessons: the share of episodes that play an earlier lesson than the current one, each with equal probability.
     """
 
     lessons: tuple[Lesson, ...]
     replay_old_lessons: float = 0.0
 
     def until(self, lesson: int) -> LessonValues:
-        """Return the values of all lessons up to this one."""
+        """Return the values of all lessons up to and including this one."""
         values = [as_plain(each.value) for each in self.lessons[: lesson + 1]]
         return {"values": values, "replay": self.replay_old_lessons, "first": 0}
 
@@ -243,7 +244,7 @@ class Parameter:
 
 
 def as_parameters(settings: object) -> dict[str, Parameter]:
-    """Read parameters from settings, without those that are null; errors begin with a setting's full name."""
+    """Read parameters from settings, skipping null ones; errors begin with a setting's full name."""
     if not isinstance(settings, Mapping):
         raise SettingError(f"env.parameters must be a mapping of names to values, got {settings!r}")
     if "" in settings:

@@ -45,18 +45,18 @@ EXTRAS = {
     "pettingzoo": "pettingzoo",
     "vmas": "vmas",
 }
-"""Which of this package's extras installs a missing package."""
+"""The extra of this package that installs each optional package."""
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
-"""How ids of gymnasium-robotics begin."""
+"""Prefixes of the ids of gymnasium-robotics."""
 PACKAGES = {"pettingzoo": "pettingzoo.classic.connect_four_v3", "mpe2": "mpe2.simple_spread_v3", "vmas": "vmas.balance"}
-"""Packages whose environments are paths, with one of each."""
+"""Packages whose environments are given by path, with an example of each."""
 Built = TypeVar("Built", gym.Env, VectorEnv, VmasCopies)
 
 
 def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = DEFAULT_NUM_ENVS, first: int = 0) -> VectorEnv:
-    """Build a vector environment from settings or from a function that builds one environment; return a ready one as it is.
+    """Build a vector environment from settings or from a function that builds one environment; return a ready one unchanged.
 
-    `num_envs` is used with a function only; `first` is the index of the first environment among those of all ranks.
+    `num_envs` is used only with a function; `first` is the index of the first environment among those of all ranks.
     """
     chosen = isinstance(env, EnvConfig) and env.vectorization == "auto"
     env = resolve_vectorization(env)
@@ -81,9 +81,9 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
 
 
 def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.Env:
-    """Build one environment from settings or by a function; masks of a method `action_masks` go into the info (see `masks.py`).
+    """Build one environment from settings or with a function; put masks of a method `action_masks` into the info (see `masks.py`).
 
-    `index` says which of a run's environments it is. Raises `SettingError` for an unknown id, a missing package or wrong arguments.
+    `index` is its index among the run's environments. Raises `SettingError` for an unknown id, a missing package or wrong arguments.
     """
     if not isinstance(config, EnvConfig):
         try:
@@ -103,7 +103,7 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
         return EnvParameters(agents, as_parameters(config.parameters), index) if config.parameters else agents
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
-    # the Atari wrapper skips frames and reads grey ones itself; grey is also the cheapest kind for those that it does not use
+    # AtariPreprocessing skips frames and reads grayscale frames itself; for the frames it does not use, grayscale is the cheapest type
     arguments = config.kwargs | {"frameskip": 1, "obs_type": "grayscale"} if config.atari else config.arguments
     env: gym.Env = _build(config, partial(gym.make, config.id, **{"disable_env_checker": True, **arguments}))
     if config.atari:
@@ -111,7 +111,7 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
             env = gym.wrappers.AtariPreprocessing(env)
         except gym.error.DependencyNotInstalled as error:
             raise missing_extra("opencv-python", "atari", "atari: true") from error
-        if config.max_episode_steps is not None:  # in steps of the agent, not in frames and those before the first step
+        if config.max_episode_steps is not None:  # agent steps: not frames, not no-op starts
             env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
     for wrapper in config.wrappers:
         env = _wrap(env, wrapper)
@@ -123,12 +123,12 @@ def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.E
 
 
 def make_vmas(config: EnvConfig) -> VmasCopies:
-    """Build all copies of a scenario of VMAS at once; `SettingError` as in `make_env`."""
+    """Build all copies of a VMAS scenario as one batch. Raises `SettingError` as `make_env` does."""
     return _build(config, partial(VmasCopies, config.id, config.num_envs, vmas_arguments(config)))
 
 
 def vmas_arguments(config: EnvConfig) -> dict[str, Any]:
-    """Return `env.kwargs`, with the length of episodes that the settings name."""
+    """Return `env.kwargs`, with `max_episode_steps` if it is set."""
     return config.kwargs | ({} if config.max_episode_steps is None else {"max_steps": config.max_episode_steps})
 
 
@@ -138,13 +138,13 @@ def count_stacked_frames(env: object) -> int:
 
 
 def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str = "") -> Spaces:
-    """Find the spaces, by building, resetting and closing one environment, or by resetting a ready vector environment.
+    """Find the spaces by building, resetting and closing one environment, or by resetting a ready vector environment.
 
-    `joint`: what agents' observations shall hold beside their own, as in `Spaces`; only environments of several agents have that.
+    `joint`: what agents' observations hold in addition to their own, as in `Spaces`; for environments of several agents only.
     """
     spaces = _probe_spaces(env, joint)
     if joint and not spaces.joint:
-        raise SettingError(f"critic_obs {joint} is for environments of several agents; name observations that only the critic shall get")
+        raise SettingError(f"critic_obs {joint} is for environments of several agents; name the observations that only the critic gets")
     return spaces
 
 
@@ -165,7 +165,7 @@ def _probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str
         for space in ("observation_space", "action_space"):
             try:
                 has_none, place = getattr(single, space) is None, ""
-            except AttributeError as error:  # also one of a property in a user's code
+            except AttributeError as error:  # possibly raised within a property of user code
                 has_none, place = True, place_in_code(error)
             if has_none:
                 raise SettingError(f"the environment {name} has no {space}{place}; see docs/environments.md")
@@ -205,7 +205,7 @@ class EnvPool(VectorWrapper):
 
 
 class SingleEnv(gym.Env):
-    """The first environment of a vector environment, alone."""
+    """The first environment of a vector environment as a single environment."""
 
     def __init__(self, envs: VectorEnv) -> None:
         self.envs = envs
@@ -275,12 +275,12 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's message in one line, without what gymnasium appends to it."""
+    """Return an error's message in one line, without the text that gymnasium appends."""
     message = re.split(r" was raised from the environment creator|\. Environment registration via", str(error))[0].strip()
     if not message and error.__traceback__ is not None:  # a bare assertion
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if place_in_code(error) else f" ({Path(frame.filename).name}:{frame.lineno})"
-        return f"{type(error).__name__}: {frame.line or 'without a word'}{where}"
+        return f"{type(error).__name__}: {frame.line or 'no message'}{where}"
     return shorten((message or type(error).__name__).splitlines()[0].rstrip("."), 140, placeholder=" …")
 
 
@@ -318,7 +318,7 @@ def prepare_package(env_id: str) -> None:
     if env_id.startswith("MinAtar/") and env_id not in gym.registry:
         importlib.import_module("minatar.gym").register_envs()
     if env_id.startswith(("MiniGrid-", "BabyAI-")):
-        importlib.import_module("minigrid")  # registers them
+        importlib.import_module("minigrid")  # registers its environments
     if env_id.startswith(ROBOTICS) and env_id not in gym.registry:
         with redirect_stderr(StringIO()):
             importlib.import_module("gymnasium_robotics")
@@ -334,7 +334,7 @@ def needs_mujoco_py(env_id: str) -> bool:
 
 
 def find_user_module(env_id: str) -> str | None:
-    """Return the module of an id that a user's program has registered; None for ids of gymnasium, of this package and of its extras."""
+    """Return the module of an id registered by user code; None for ids of gymnasium, of this package and of its extras."""
     if is_path(env_id):
         return None if is_packaged(env_id) else env_id.rpartition(".")[0]
     spec = gym.registry.get(env_id)

@@ -1,7 +1,8 @@
-"""Masks of legal actions: from the forms in which environments give them to the one that the rest of the package uses.
+"""Masks of legal actions: convert the formats that environments use to the one that the rest of the package uses.
 
-A mask is a flat array of bools `[..., M]`, a place for each choice of each discrete part of the action space, part after part: Discrete has
-n, MultiDiscrete Σ nvec, MultiBinary two for each bit, off and on; continuous parts have none. An environment gives it in one of three ways:
+A mask is a flat bool array `[..., M]` with one entry for each choice of each discrete part of the action space, part after part. Discrete
+has n entries, MultiDiscrete Σ nvec, and MultiBinary two for each bit, off and on; continuous parts have none. An environment provides it in
+one of three places:
 
 | where | as in |
 |---|---|
@@ -9,8 +10,9 @@ n, MultiDiscrete Σ nvec, MultiBinary two for each bit, off and on; continuous p
 | a key `action_mask` of Dict observations, which networks do not see | RLlib, Sample Factory |
 | a method `action_masks()`, if the environment is built here | sb3-contrib |
 
-as a flat array, for MultiDiscrete and MultiBinary also as a tuple of arrays, and for Dict or Tuple as a tree like the action space in which
-parts without choices are missing or None. Of stacked frames the newest mask counts. After a termination it may be missing or all false.
+It may be a flat array. For MultiDiscrete and MultiBinary it may also be a tuple of arrays, and for Dict or Tuple a tree like the action
+space, in which parts without choices are missing or None. With stacked frames the newest mask counts. After a termination the mask may be
+missing or all false.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -50,15 +52,15 @@ def with_mask_info(env: gym.Env) -> gym.Env:
 
 
 class NoMasks:
-    """Has the methods of `Masks` for environments that allow every action; an unexpected mask is an error."""
+    """Replaces `Masks` for environments that allow every action; an unexpected mask is an error."""
 
     def __init__(self, who: str) -> None:
         self.who = who
 
     def split(self, obs: Tree, info: Source, rows: np.ndarray | None = None, over: np.ndarray | None = None) -> tuple[Tree, Tree]:
         if MASK in info:
-            way_out = "give it in the info of reset too, or make a new model"
-            raise SettingError(f"{self.who.format(0)} has an action_mask, and the first reset had none: {way_out}")
+            fix = "return one in the info of reset too, or make a new model"
+            raise SettingError(f"{self.who.format(0)} has an action_mask, but the first reset had none: {fix}")
         return obs, ()
 
     def one(self, obs: Tree, info: Source, index: int | str = 0, over: bool = False) -> tuple[Tree, Tree]:
@@ -69,15 +71,15 @@ class NoMasks:
 
 
 class Masks:
-    """Reads the masks of N = `num` environments; raises `SettingError` for an action space without choices.
+    """Reads the masks of N = `num` environments. Raises `SettingError`: the action space has no discrete part.
 
-    `who`: a format that names one of them by its index, such as `environment {} of Taxi-v3`.
+    `who`: a format string that names one of them by index, such as `environment {} of Taxi-v3`.
     """
 
     def __init__(self, space: Space, who: str, num: int = 1) -> None:
         self.choices, self.sizes, self.who = choices(space), choice_sizes(space), who
         if not self.sizes:
-            raise SettingError(f"{who.format(0)} has an action_mask, which is for choices, and its actions {short(space)} have none")
+            raise SettingError(f"{who.format(0)} has an action_mask, but its action space {short(space)} has no discrete part")
         self.width, self.first = sum(self.sizes), np.cumsum([0, *self.sizes[:-1]])
         self.all, self.every = np.arange(num), np.ones(num, dtype=bool)
 
@@ -85,7 +87,7 @@ class Masks:
         """Return observations without their masks, and the masks `[K, M]`.
 
         `obs` belongs to the K environments `rows` (default: all N), `info` to all N. A mask that is missing or all false becomes all true
-        where the episode is `over`, `[K]`; elsewhere it is a `SettingError`.
+        if the episode is `over`, `[K]`; otherwise it raises `SettingError`.
         """
         rows = self.all if rows is None else rows
         raw, places, given = self._in_obs(obs), np.arange(len(rows)), np.ones(len(rows), dtype=bool)
@@ -103,7 +105,7 @@ class Masks:
         return self.strip(obs), self._check(mask, np.array([raw is not None]), np.array([index]), np.array([over]))[0]
 
     def batch(self, raw: Tree, num: int) -> np.ndarray:
-        """Return masks `[num, M]` from a batch of them in any form."""
+        """Return masks `[num, M]` from a batch of them in any format."""
         rows = np.arange(num)
         return self._check(self._read(raw, rows, rows), np.ones(num, dtype=bool), rows)
 
@@ -115,7 +117,7 @@ class Masks:
         return obs.get(MASK) if isinstance(obs, dict) else None
 
     def _read(self, raw: Tree, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the masks `[K, M]` at some places of a batch in any form; they belong to the environments `rows`."""
+        """Return the masks `[K, M]` at some indices of a batch in any format; they belong to the environments `rows`."""
         if isinstance(raw, np.ndarray) and raw.dtype != object and raw.ndim > 1 and raw.shape[-1] == self.width:
             return (raw if raw.ndim == 2 else raw[:, -1])[places] > 0
         masks = [self._flatten(_index(raw, place), row) for place, row in zip(places, rows, strict=True)]
@@ -128,11 +130,11 @@ class Masks:
         except (ValueError, TypeError) as error:
             width = " + ".join(map(str, self.sizes))
             raise SettingError(
-                f"the action_mask of {self.who.format(index)} must have {width} places, one for each choice: {error}"
+                f"the action_mask of {self.who.format(index)} must have {width} entries, one for each choice: {error}"
             ) from None
 
     def _check(self, mask: np.ndarray, given: np.ndarray, rows: np.ndarray, over: np.ndarray | None = None) -> np.ndarray:
-        """Return masks that leave a choice in each part, all true where the episode is over; else raise `SettingError`."""
+        """Check that each part has a legal choice, and return the masks, all true if missing where the episode is over."""
         good = given & np.logical_or.reduceat(mask, self.first, axis=1).all(1)
         if good.all():
             return mask
@@ -141,18 +143,18 @@ class Masks:
             k = int(bad.argmax())
             who = self.who.format(rows[k])
             if not given[k]:
-                raise SettingError(f"{who} has no action_mask, and the model was made with masks: return one after every reset and step")
+                raise SettingError(f"{who} has no action_mask, but the model was made with masks: return one after every reset and step")
             raise SettingError(f"{who} allows no action: its action_mask is all false" + " for one of its parts" * (len(self.sizes) > 1))
         return mask | ~good[:, None]
 
 
 def make_masks(spaces: Spaces, who: str, num: int = 1) -> Masks | NoMasks:
-    """Make the reader of masks for environments with these spaces."""
+    """Make the mask reader of environments with these spaces."""
     return Masks(spaces.action, who, num) if spaces.masked else NoMasks(who)
 
 
 def detect_masks(env: gym.Env, info: Source, who: str, masked: bool = False) -> Masks | NoMasks:
-    """Make the reader of masks for an environment by the info of its first reset; masks are required if it is `masked`."""
+    """Make the mask reader of an environment from the info of its first reset; `masked` requires masks."""
     spaces = as_spaces(env.observation_space, env.action_space)
     return make_masks(spaces._replace(masked=spaces.masked or masked or MASK in info), who)
 
@@ -166,7 +168,7 @@ def legal_action(env: gym.Env | VectorEnv, space: Space, sample: Callable[[], Tr
 
 
 def _index(raw: Tree, place: int) -> Tree:
-    """Return the masks of one environment from a batch; in gymnasium's infos `_key` says which environments gave `key`."""
+    """Return the masks of one environment from a batch; in gymnasium's infos, `_key` marks the environments that returned `key`."""
     if isinstance(raw, dict):
         return {key: _index(child, place) for key, child in raw.items() if not (key[:1] == "_" and key[1:] in raw)}
     if isinstance(raw, tuple):
@@ -175,14 +177,14 @@ def _index(raw: Tree, place: int) -> Tree:
 
 
 def _flatten_parts(choices: Tree, raw: Tree) -> Iterator[np.ndarray]:
-    """Flatten one mask in any form, part after part; raise `ValueError` if it does not fit."""
+    """Flatten one mask in any format, part after part; raise `ValueError` if it does not fit."""
     if (isinstance(raw, np.ndarray) and raw.dtype == object) or (isinstance(raw, list) and any(map(np.ndim, raw))):
         raw = tuple(raw)
     if not isinstance(raw, dict | tuple):
         mask, width = np.zeros(0) if raw is None else np.asarray(raw), int(sum(leaf.sum() for leaf in tree_leaves(choices)))
         flat = mask[-1] if mask.ndim == 2 and mask.shape[1] == width else mask.ravel()
         if len(flat) != width:
-            raise ValueError("a part has none" if raw is None else f"got shape {mask.shape} for {width}")
+            raise ValueError("a part has no mask" if raw is None else f"got shape {mask.shape} for {width}")
         yield flat > 0
     elif isinstance(choices, np.ndarray):
         branches = tree_leaves(raw)
@@ -194,4 +196,4 @@ def _flatten_parts(choices: Tree, raw: Tree) -> Iterator[np.ndarray]:
         for key in choices if isinstance(choices, dict) else range(len(choices)):
             yield from _flatten_parts(choices[key], raw.get(key) if isinstance(raw, dict) else raw[key])
     else:
-        raise ValueError("got other parts than the actions have")
+        raise ValueError("its parts differ from those of the action space")

@@ -1,4 +1,4 @@
-"""Ways to set parameters on an environment: its method `set_parameters`, options of its reset, or its attributes by dotted names."""
+"""Ways to set parameters on an environment: its method `set_parameters`, options of its reset, or attributes by dotted name."""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ ENTRIES = {
     "actuator": ("actuator", "nu"),
     "tendon": ("tendon", "ntendon"),
 }
-"""First word of the names of a MuJoCo model's arrays: the method that names an entry, and the attribute that counts them."""
+"""By the first word of a MuJoCo array's name: the model's method for named entries, and its attribute for the number of entries."""
 MUJOCO_NAMES = {
     "gravity": "model.opt.gravity.2",
     "wind": "model.opt.wind.0",
@@ -30,9 +30,9 @@ MUJOCO_NAMES = {
     "friction": "model.geom_friction.scale",
     "damping": "model.dof_damping.scale",
 }
-"""What users look for in a MuJoCo environment, and where it is."""
+"""Common names for parameters of MuJoCo environments, and the dotted names to suggest for them."""
 READ_ONLY = ("action_space", "observation_space", "spec")
-"""Parts of an environment that are fixed when it is built: others hold copies."""
+"""Parts of an environment that are fixed when it is built, because other objects hold copies."""
 RENDER_SIZES = ("width", "height", "screen_dim", "screen_width", "screen_height")
 NEEDS_WIND = ("wind_power", "turbulence_power")
 
@@ -44,10 +44,10 @@ Target = tuple[Callable[[Values, Options], Options], Callable[[Values], None], C
 
 
 def make_target(env: gym.Env, names: Iterable[str]) -> Target:
-    """Choose how this environment takes parameters of these names; raise `SettingError` if it has no such parameter.
+    """Choose how this environment receives parameters with these names; raise `SettingError` if it has no such parameter.
 
-    Returns what takes values before a reset and returns its options; what sets the values of the current episode again, after a state was
-    loaded; and what raises `SettingError` after a reset for a value that had no effect.
+    Returns three functions. The first takes the values before a reset and returns the reset's options. The second sets the values of the
+    current episode again after a state was loaded. The third raises `SettingError` after a reset if a value had no effect.
     """
     own = env.unwrapped.core if isinstance(env.unwrapped, AgentsEnv) else env.unwrapped
     known, name = (env.metadata or {}).get("parameters"), type(own).__name__
@@ -59,7 +59,7 @@ def make_target(env: gym.Env, names: Iterable[str]) -> Target:
         if known is not None and each not in known:
             raise SettingError(f"env.parameters.{each} is not a parameter of {name}{nearest(each, known)}")
     receive = _put_into_options if method is None else partial(_call_set_parameters, method)
-    return receive, lambda values: None, lambda values: None  # the environment keeps the values itself, and uses them as it likes
+    return receive, lambda values: None, lambda values: None  # the environment itself stores and uses the values
 
 
 def _put_into_options(values: Values, options: Options) -> Options:
@@ -75,7 +75,7 @@ def _call_set_parameters(method: Callable[[dict[str, float]], object], values: V
 
 
 class Attributes:
-    """Writes attributes of an unwrapped environment by their dotted names, which must be of numbers that can be changed."""
+    """Writes attributes of an unwrapped environment by dotted name. Each must be a writable number."""
 
     def __init__(self, env: gym.Env, names: Iterable[str]) -> None:
         self.env, owner = env, type(env).__name__
@@ -94,20 +94,20 @@ class Attributes:
                 raise SettingError(f"env.parameters.{name} has no effect without wind; set env.kwargs.enable_wind true")
         self.refresh = make_refresh(env, self.built)
         self.written: dict[str, float] = {}
-        """What the environment has; this object is not saved with it."""
+        """The values last written; they are not saved with the environment."""
 
     def receive(self, values: Values, options: Options) -> Options:
-        """Write the values; they need no options."""
+        """Write the values, and return the options unchanged."""
         self.write(values)
         return options
 
     def restore(self, values: Values) -> None:
-        """Write the values if the environment has others, as after a state was loaded."""
+        """Write the values if the environment has other ones, as after loading a state."""
         if values != self.written:
             self.write(values)
 
     def write(self, values: Values) -> None:
-        """Write the values, and update what follows from them."""
+        """Write the values, and update what the environment derives from them."""
         self.written = dict(values)
         for name, value in values.items():
             new = self.scaled(name, value)
@@ -116,7 +116,7 @@ class Attributes:
         self.refresh()
 
     def scaled(self, name: str, value: float) -> Number:
-        """Return what a parameter writes: its value, or with `.scale` a multiple of what was built."""
+        """Return the number to write: the value, or with `.scale` the value times the original number."""
         return self.built[name] * value if name.endswith(".scale") else value
 
     def check(self, values: Values) -> None:
@@ -127,7 +127,7 @@ class Attributes:
 
 
 class Place(NamedTuple):
-    """A number, or an array of them, by what holds it: an attribute of an object, or an entry of an array."""
+    """The location of a number or of an array of numbers: an attribute of an object, or an entry of an array."""
 
     holder: object
     key: str
@@ -136,7 +136,7 @@ class Place(NamedTuple):
         return self.holder[int(self.key)] if isinstance(self.holder, np.ndarray) else getattr(self.holder, self.key)
 
     def set(self, value: Number) -> None:
-        """Replace the value; an array in place, as only its own memory changes a simulation."""
+        """Replace the value. Arrays are written in place, because the simulation reads their memory."""
         if isinstance(self.holder, np.ndarray):
             self.holder[int(self.key)] = value
         elif isinstance(array := getattr(self.holder, self.key), np.ndarray):
@@ -146,7 +146,7 @@ class Place(NamedTuple):
 
 
 def find(env: gym.Env, name: str) -> Place:
-    """Find the place of a dotted name; raise `SettingError` if there is none, or if it holds no number."""
+    """Find the location of a dotted name; raise `SettingError` if there is none, or if it holds no number."""
     holder, above, owner = env, "", type(env).__name__
     parts = name.split(".")
     if parts[0] in READ_ONLY:
@@ -163,7 +163,7 @@ def find(env: gym.Env, name: str) -> Place:
 
 
 def enter(env: gym.Env, holder: object, above: str, part: str) -> Place | None:
-    """Find a part of a name in its holder, which is named `above`; None if there is no such part."""
+    """Look up one part of a dotted name in its holder, which is named `above`; return None if it is missing."""
     if not isinstance(holder, np.ndarray):
         return Place(holder, part) if hasattr(holder, part) and not is_number(holder) else None
     if part.isdecimal():
@@ -173,7 +173,7 @@ def enter(env: gym.Env, holder: object, above: str, part: str) -> Place | None:
 
 
 def name_entries(env: gym.Env, array: str) -> dict[str, int]:
-    """Return the indices of the entries of a MuJoCo model's array by their names."""
+    """Return the index of each named entry of a MuJoCo model's array."""
     method, count = ENTRIES.get(array.partition("_")[0], ("", ""))
     model = mujoco_model(env)
     if model is None or not method:
@@ -182,7 +182,7 @@ def name_entries(env: gym.Env, array: str) -> dict[str, int]:
 
 
 def suggest(env: gym.Env, holder: object, above: str, part: str, prefix: str) -> str:
-    """Return a hint to the nearest name of a wrong one."""
+    """Return a hint with the valid name nearest to an unknown one."""
     names = list(name_entries(env, above)) if isinstance(holder, np.ndarray) else []
     if isinstance(holder, np.ndarray) and not names:
         return f"; {above} has {len(holder)} numbers"
@@ -196,7 +196,7 @@ def suggest(env: gym.Env, holder: object, above: str, part: str, prefix: str) ->
 
 
 def is_settable(env: gym.Env, holder: object, name: str) -> bool:
-    """Return whether to suggest an attribute: it is a number to set, or leads to one."""
+    """Return whether to suggest an attribute: it is a number that can be set, or contains one."""
     if holder is env and (isinstance(getattr(type(env), name, None), property) or name in RENDER_SIZES):
         return False
     value = getattr(holder, name)
@@ -204,7 +204,7 @@ def is_settable(env: gym.Env, holder: object, name: str) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number or an array of numbers, and not a truth value."""
+    """Return whether a value is a number or an array of numbers, but not a bool."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "iuf"
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
@@ -217,7 +217,7 @@ def mujoco_model(env: gym.Env) -> Any:
 
 
 def make_refresh(env: Any, names: Iterable[str]) -> Callable[[], None]:
-    """Return a function that updates what an environment has computed from its numbers."""
+    """Return a function that updates the values that an environment derives from its parameters."""
     if all(hasattr(env, name) for name in ("masspole", "masscart", "length", "total_mass", "polemass_length")):
 
         def refresh_cartpole() -> None:

@@ -14,11 +14,11 @@ from lightning_rl.spaces import with_vector
 from lightning_rl.types import Tree
 
 OBSERVED = "parameters"
-"""Key of the numbers in a Dict of observations."""
+"""Key of the parameters in Dict observations."""
 
 
 def draw_by_episode(env: gym.Env) -> gym.Env:
-    """Let the seed of an episode decide what it draws, for an evaluation whose episodes may be played in any of several environments."""
+    """Let the seed of an episode alone determine what it draws, so that an evaluation may play it in any of several environments."""
     layer = env
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, EnvParameters):
@@ -30,14 +30,14 @@ def draw_by_episode(env: gym.Env) -> gym.Env:
 class EnvParameters(gym.Wrapper):
     """Draws parameters at each reset, from random streams of this environment alone, and sets them on it (see `parameter_targets.py`).
 
-    Parameters with lessons use the last one until `set_lessons` is called. A reset with a seed restarts the streams, except those of
-    samplers with their own seed (but see `draw_by_episode`). Checkpoints hold the attributes by these names.
+    Parameters with lessons use the last lesson until `set_lessons` is called. A reset with a seed restarts the streams, except those of
+    samplers with their own seed (but see `draw_by_episode`). Checkpoints store the attributes of this class under their names.
 
     Args:
-        env: receives the parameters.
+        env: the environment that receives the parameters.
         parameters: its parameters by name, see `lessons.py`.
-        index: which of a run's environments this is, for samplers with their own seed.
-        observe: append the numbers to the observation: to a vector, or under the key `parameters` of a Dict.
+        index: index of this environment in the run, for samplers with their own seed.
+        observe: append the values to the observation: to a vector, or under the key `parameters` of a Dict.
 
     Raises:
         SettingError: the environment has no such parameter, or its observations cannot be appended to; at a reset: the environment
@@ -50,7 +50,7 @@ class EnvParameters(gym.Wrapper):
         self.index, self.observe = index, observe
         self.seed: int | None = None
         self.of_episode = False
-        """Whether a seeded reset decides all that is drawn, also by samplers with their own seed: see `draw_by_episode`."""
+        """Whether a seeded reset determines all draws, including those of samplers with their own seed: see `draw_by_episode`."""
         self.streams: dict[str, np.random.Generator] = {}
         self.drawn: dict[str, float] = {}
         self.played: dict[str, int] = {}
@@ -81,7 +81,7 @@ class EnvParameters(gym.Wrapper):
         return self.extend_obs(obs), reward, terminated, truncated, self.extend_info(info) if terminated or truncated else info
 
     def draw(self, name: str, values: list[PlainSampler], replay: float, first: int) -> tuple[int, float]:
-        """Draw the lesson of an episode (the last one, or an earlier one with probability `replay`) and its number."""
+        """Draw the lesson of an episode (the last one, or an earlier one with probability `replay`) and a value from it."""
         lesson, stream = len(values) - 1, self.stream(name, -1)
         if lesson and replay and stream.random() < replay:
             lesson = int(stream.integers(lesson))
@@ -98,12 +98,12 @@ class EnvParameters(gym.Wrapper):
         return self.streams[key]
 
     def extend_obs(self, obs: Tree) -> Tree:
-        """Append the numbers to an observation if they are observed."""
+        """Append the values to an observation if they are observed."""
         if not self.observe:
             return obs
         numbers = np.array([*self.drawn.values()], np.float32)
         return {**obs, OBSERVED: numbers} if isinstance(obs, dict) else np.concatenate([obs, numbers.astype(obs.dtype)])
 
     def extend_info(self, info: Info) -> Info:
-        """Add what was drawn to an info."""
+        """Add the drawn values and their lessons to an info."""
         return {**info, PARAMETERS: dict(self.drawn), LESSONS: dict(self.played)}

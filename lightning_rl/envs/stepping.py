@@ -1,4 +1,4 @@
-"""Step a vector environment in the same way in the three autoreset modes of gymnasium.
+"""Step a vector environment the same way in all three autoreset modes of gymnasium.
 
 | mode | at the end of an episode `step` returns | the row after |
 |---|---|---|
@@ -38,13 +38,13 @@ from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index, tre
 Observed = tuple[Tree, Tree]
 """Observations and their masks."""
 NAMES_IN_0_1_0 = {"Stepper": "SAME_STEP", "NextStepStepper": "NEXT_STEP", "DisabledStepper": "DISABLED"}
-"""Of modes, in checkpoints."""
+"""Names of modes in checkpoints of version 0.1.0."""
 
 
 class Stepper:
-    """Steps a vector environment in the mode in which it resets.
+    """Steps a vector environment in its autoreset mode.
 
-    Its environments rule out actions if `masked` is true or their spaces hold masks.
+    Its environments mask actions if `masked` is true or their spaces contain masks.
     """
 
     def __init__(
@@ -62,25 +62,25 @@ class Stepper:
         """Whether the environments can be saved in the middle of an episode."""
         self.all_valid = np.ones(envs.num_envs, dtype=bool)
         self.resetting = np.zeros(envs.num_envs, dtype=bool)
-        """Whose next row is a reset, in NEXT_STEP."""
+        """Environments whose next row is a reset (NEXT_STEP only)."""
         self.workers = envs if isinstance(envs, WorkerVectorEnv) else None
         spaces = single_spaces(envs)
         self.masks = make_masks(spaces._replace(masked=spaces.masked or masked), f"environment {{}} of {name}", envs.num_envs)
         self.masked = not isinstance(self.masks, NoMasks)
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks.
+        """Start an episode in every environment, with seed, seed + 1, … Return the first observations and their masks.
 
         Raises `SettingError`: observations are tensors.
         """
         self.resetting = np.zeros(self.num_envs, dtype=bool)
         obs, info = self.envs.reset(seed=seed)
         if any(isinstance(leaf, Tensor) for leaf in tree_leaves(obs)):
-            raise SettingError(f"observations of {self.name} are tensors: give it an attribute `device`, where they live")
+            raise SettingError(f"observations of {self.name} are tensors: set its attribute `device` to their device")
         return self.masks.split(obs, info)
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Set what environments with `EnvParameters` draw from at their next resets. Raises `SettingError`: they have no parameters."""
+        """Set what `EnvParameters` draw from, starting with the next resets. Raises `SettingError`: the environments have no parameters."""
         try:
             if self.workers is None:
                 self.envs.call("set_lessons", lessons)  # type: ignore[attr-defined]
@@ -90,13 +90,13 @@ class Stepper:
             raise SettingError(f"{self.name} takes no lessons; build it from settings with env.parameters, or in EnvParameters") from None
 
     def restart_all(self) -> EnvStep:
-        """Abandon all episodes and start new ones: a step that is not experience."""
+        """Abandon all episodes and start new ones; return a step that is not experience."""
         return first_step(*self.reset(), self.num_envs)
 
     def step(self, action: Tree) -> EnvStep:
-        """Step all environments with actions in their own form."""
+        """Step all environments with actions in their own format."""
         obs, reward, *flags, info = self.envs.step(action)
-        terminated, truncated = (np.asarray(each, dtype=bool) for each in flags)  # of other types, `~` would be another operation
+        terminated, truncated = (np.asarray(each, dtype=bool) for each in flags)  # for other dtypes, `~` is another operation
         if self.mode is AutoresetMode.NEXT_STEP:
             start = self.resetting if self.workers is None else self.resetting | self.workers.lost
             valid = ~start
@@ -119,7 +119,7 @@ class Stepper:
         return EnvStep(obs, reward, terminated, truncated, valid, start, ended, final_obs, info, mask, final_mask)
 
     def _split_ended(self, obs: Tree, info: Info, terminated: np.ndarray, ended: np.ndarray) -> tuple[Observed, Observed, Info]:
-        """Return the first observations of the next episodes, the last ones `[K, ...]` of those that ended, and the info at their end."""
+        """Return the first observations of the next episodes, the final ones `[K, ...]` of those that ended, and the final info."""
         final, final_info = info["final_obs"], info.get("final_info", {})
         are_objects = isinstance(final, np.ndarray) and final.dtype == object
         final_obs = tree_stack([final[i] for i in ended]) if are_objects else tree_index(final, ended)
@@ -141,32 +141,32 @@ class Stepper:
 
     @property
     def restarts(self) -> int:
-        """Return how often an environment was restarted because its process died, froze or raised."""
+        """Return how many times an environment was restarted because its process died, froze or raised."""
         return 0 if self.workers is None else int(self.workers.restarts.sum())
 
     @property
     def notices(self) -> list[str]:
-        """Return a line for each failure of an environment's process. Who prints them clears the list."""
+        """Return a line for each failure of an environment's process. The caller that prints them clears the list."""
         return [] if self.workers is None else self.workers.notices
 
     def state_dict(self) -> State:
-        """Return all that the next steps depend on, as plain data, between two steps."""
+        """Return everything that the next steps depend on, as plain data; only between two steps."""
         states = None if self.keeper is None else self.keeper.get_states()
         own = {"mode": self.mode.name, "num_envs": self.num_envs, "settings": self.settings, "resetting": self.resetting.copy()}
         return {**own, "states": states}
 
     def load_state_dict(self, state: State) -> str | None:
-        """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
+        """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
         if state["states"] is None or self.keeper is None:
-            return f"{self.name} cannot be saved in the middle of one"
+            return f"{self.name} cannot be saved in the middle of an episode"
         if "mode" not in state:
             return "the checkpoint has environments of several agents"
         if (NAMES_IN_0_1_0.get(state["mode"], state["mode"]), state["num_envs"]) != (self.mode.name, self.num_envs):
-            return f"the checkpoint has {state['num_envs']} environments that reset in another mode or are not as many"
+            return f"the checkpoint has {state['num_envs']} environments, in another number or autoreset mode"
         if state.get("settings") != self.settings:
             return "their settings changed since they were saved"
         if not self.keeper.set_states(state["states"]):
-            return f"{self.name} did not come back as it was saved"
+            return f"{self.name} could not be restored exactly"
         self.resetting = state.get("resetting", self.resetting).copy()  # 0.1.0 stored it in NEXT_STEP alone
         return None
 
@@ -175,7 +175,7 @@ AnyStepper = Stepper | AgentStepper | SeatStepper | BatchedStepper | GameStepper
 
 
 def make_fitting_stepper(env: Any, spaces: Spaces, first: int, seats: bool | None = None) -> AnyStepper:
-    """Make the stepper of environments for a network that knows its spaces; `env` and `first` as in `make_vector_env`.
+    """Make the stepper of environments for a network with known spaces; `env` and `first` as in `make_vector_env`.
 
     `seats`: of several agents, as in `make_agent_stepper`. Raises `SettingError`: the environments have other spaces.
     """
@@ -185,7 +185,7 @@ def make_fitting_stepper(env: Any, spaces: Spaces, first: int, seats: bool | Non
     found = single_spaces(stepper.envs)
     if found._replace(masked=found.masked or spaces.masked) != spaces:
         stepper.close()
-        raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
+        raise SettingError(f"the environment's spaces differ from those of the model, {spaces}; load it with its own environment")
     return stepper
 
 
@@ -225,7 +225,7 @@ def make_world(env: Any, sides: Mapping[str, Spaces], first: int) -> World:
 
 
 def find_way_to_save(env: Any, sides: Mapping[str, Spaces]) -> tuple[str | None, str]:
-    """Return how the state of a copy is saved, if it can be, and the fingerprint of its settings, by building one.
+    """Build a copy to find how its state is saved, if it can be, and the fingerprint of its settings.
 
     Raises `SettingError`: the environment has other agents or spaces than `sides`.
     """
@@ -235,21 +235,21 @@ def find_way_to_save(env: Any, sides: Mapping[str, Spaces]) -> tuple[str | None,
         agents = sorted(agent for spaces in sides.values() for agent in spaces.agents)
         if not isinstance(one, AgentsEnv) or sorted(one.agents) != agents:
             raise SettingError(
-                f"the environment's agents are not those of the model, {', '.join(agents)}; load it with its own environment"
+                f"the environment's agents differ from those of the model, {', '.join(agents)}; load it with its own environment"
             )
         built.reset(seed=0)
         for spaces in sides.values():
             one_learns = one.takes_turns or spaces.one_learns
             found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, one_learns=one_learns, teams=spaces.teams)
             if one.with_joint(found, spaces.joint) != spaces:
-                raise SettingError(f"the environment's spaces are not those of the model, {spaces}; load it with its own environment")
+                raise SettingError(f"the environment's spaces differ from those of the model, {spaces}; load it with its own environment")
     return choose_way(partial(make_env, env, 0), None if config is None else repr(config)), settings
 
 
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:
-    """Make the stepper for the mode that a vector environment names in its metadata, or else in its settings; `masked` as in `Spaces`.
+    """Make the stepper for the autoreset mode in a vector environment's metadata, or else in its settings; `masked` as in `Spaces`.
 
-    Raises `SettingError`: neither names a mode.
+    Raises `SettingError`: neither has an autoreset mode.
     """
     mode = (envs.metadata or {}).get("autoreset_mode")
     if mode is None and config is not None and config.autoreset is not None:
@@ -258,8 +258,8 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool 
         mode = next((each for each in AutoresetMode if mode.upper() in (each.name, each.value.upper())), mode)
     if not isinstance(mode, AutoresetMode):
         found = f"its metadata has {'no autoreset_mode' if mode is None else f'autoreset_mode {mode!r}'}"
-        way_out = "give it one of gymnasium.vector.AutoresetMode, or set env.autoreset"
-        raise SettingError(f"{type(envs.unwrapped).__name__} does not say how it resets: {found}; {way_out}")
+        fix = "give it one of gymnasium.vector.AutoresetMode, or set env.autoreset"
+        raise SettingError(f"{type(envs.unwrapped).__name__} has no known autoreset mode: {found}; {fix}")
     one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
     name, settings = type(one.unwrapped).__name__ if config is None else config.id, fingerprint(envs, config)
     return Stepper(envs, mode, make_keeper(envs, config), name, settings, masked)

@@ -1,4 +1,4 @@
-"""Synchronous vector environment, and the check that an environment keeps to gymnasium's contract."""
+"""Synchronous vector environment, and the checks that an environment follows gymnasium's contract."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +26,13 @@ READ = (*SUCCESS, MASK, PARAMETERS, LESSONS)
 
 
 class Contract:
-    """Checks what an environment returns, with observations of a space; `who` names it in messages."""
+    """Checks what an environment with this observation space returns; `who` names the environment in messages."""
 
     def __init__(self, space: gym.Space, who: str) -> None:
         self.space, self.shape, self.who = space, space.shape, who
         codes = np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
         self.codes = "".join(code for code in codes if can_be_written(code, space.dtype))
-        """The codes of dtypes whose arrays need no closer look."""
+        """Codes of the dtypes whose arrays need no further check."""
 
     def check_obs(self, obs: Any) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
@@ -48,15 +48,15 @@ class Contract:
             raise SettingError(shorten(f"{self.who}: the reward {what}, and must be a number", 190, placeholder=" …"))
 
     def check_end(self, terminated: Any, truncated: Any) -> None:
-        """Raise `SettingError` unless the ends of an episode are true or false."""
+        """Raise `SettingError` unless `terminated` and `truncated` are true or false."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if flag.__class__ not in FLAGS and (what := misshape(flag, ())):
                 raise SettingError(f"{self.who}: {name} {what}, and must be true or false")
 
     def read_info(self, info: Any, over: bool = False) -> Info:
-        """Return the entries of an info that are read, which go into arrays; the success only where an episode is over.
+        """Return the entries of an info that are read and gathered into arrays; success only if the episode is over.
 
-        Raises `SettingError`: it is no dict, or its success no number.
+        Raises `SettingError`: the info is not a dict, or its success is not a number.
         """
         if info.__class__ is dict and not info:
             return info
@@ -70,18 +70,18 @@ class Contract:
                 if number.dtype.kind not in "biuf" or number.size != 1:
                     what = misshape(reported, ()) or f"is {reported!r}"
                     raise SettingError(shorten(f"{self.who}: {name} of the info {what}, and must be true, false or a number", 190))
-                entries[name] = float(number.item())  # one array holds those of all environments
+                entries[name] = float(number.item())  # one array holds the success of all environments
         return entries
 
     def misuse(self, error: BaseException) -> str:
-        """Return what is wrong where an error says that `step` or `reset` returned too little or too much, else nothing."""
+        """Return a message if an error means that `step` or `reset` returned the wrong number of values, else an empty string."""
         if isinstance(error, ValueError) and "to unpack" in str(error) and was_raised_in(error, gym):
             must = "step must return observation, reward, terminated, truncated and info, and reset observation and info"
             return f"{self.who}: {must} ({error})"
         return ""
 
     def failure(self, error: BaseException) -> SettingError:
-        """Return what the environment raised and where, in one line."""
+        """Return an error that says in one line what the environment raised, and where."""
         if misuse := self.misuse(error):
             return SettingError(misuse)
         if isinstance(error, NotImplementedError) and not str(error):
@@ -91,7 +91,7 @@ class Contract:
 
     @contextmanager
     def naming(self, *passed: type[Exception]) -> Iterator[None]:
-        """Name the environment in what it raises, except in what is `passed`."""
+        """Name the environment in the errors that it raises, except errors of the types `passed`."""
         try:
             yield
         except SettingError:
@@ -103,7 +103,7 @@ class Contract:
 
 
 class CheckedEnv(gym.Wrapper):
-    """An environment that is checked, for vector environments that do not check."""
+    """Checks what an environment returns, for vector environments that do not check it themselves."""
 
     def __init__(self, build: Callable[[], gym.Env], index: int) -> None:
         super().__init__(env := build())
@@ -130,20 +130,20 @@ class CheckedEnv(gym.Wrapper):
 
 
 def name_of(env: gym.Env) -> str:
-    """Return the id of an environment, or its class where it was not made from an id."""
+    """Return the id of an environment, or the name of its class if it was not made from an id."""
     return type(env.unwrapped).__name__ if env.spec is None else env.spec.id
 
 
 def contract_of(env: gym.Env, index: int) -> Contract:
-    """Return the contract of an environment; `index` says which of several it is, for messages."""
+    """Return the contract of an environment; `index` identifies it in messages."""
     return Contract(env.observation_space, f"environment {index} of {name_of(env)}")
 
 
 class TurnVectorEnv(SyncVectorEnv):
-    """gymnasium's `SyncVectorEnv` with episodes that are followed by the next one in the step that ends them, in less time.
+    """A faster version of gymnasium's `SyncVectorEnv` in mode SAME_STEP: the step that ends an episode starts the next one.
 
-    Of `info` it gathers what is told where episodes end, as `final_info`, and masks: nobody asks for the rest. Observations are overwritten
-    by the next step.
+    From the infos of a step it gathers only masks and, as `final_info`, the entries that are read at the end of an episode; the rest is not
+    used. The next step overwrites the observations.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
@@ -154,7 +154,7 @@ class TurnVectorEnv(SyncVectorEnv):
         self.latest: list[Any] = [None] * self.num_envs
         """The newest observation of each environment."""
         self.stacked: Any = create_empty_array(self.single_observation_space, self.num_envs)
-        """All of them, in arrays that are used again."""
+        """All of them, in reused arrays."""
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
@@ -168,11 +168,11 @@ class TurnVectorEnv(SyncVectorEnv):
         return self.stacked, infos
 
     def _stack(self) -> None:
-        """Write the newest observations into the arrays that are used again."""
+        """Write the newest observations into the reused arrays."""
         space = self.single_observation_space
         try:
             write_rows(self.stacked, self.latest)
-        except Exception:  # of another shape, or numbers that the space's dtype may not hold
+        except Exception:  # another shape, or values that may not be cast to the space's dtype
             self._check_all()
             write_rows(self.stacked, [cast(space, obs) for obs in self.latest])
 
@@ -232,17 +232,17 @@ class TurnVectorEnv(SyncVectorEnv):
 
 
 def casting_to(dtype: np.dtype) -> Literal["safe", "same_kind"]:
-    """Return how numbers are cast to a space's dtype: to whole ones only from types all of whose numbers it holds."""
+    """Return NumPy's casting rule for a space's dtype: an integer dtype takes only types whose values it can all hold."""
     return "safe" if dtype.kind in "iu" else "same_kind"
 
 
 def can_be_written(kind: Any, dtype: np.dtype | None) -> bool:
-    """Return whether all numbers of a type can be cast to a space's dtype, if it has one."""
+    """Return whether all values of a type can be cast to a space's dtype, if it has one."""
     return dtype is not None and np.can_cast(kind, dtype, casting_to(dtype))
 
 
 def write_rows(array: Tree, rows: Sequence[Any]) -> None:
-    """Write what N environments observe into arrays `[N, ...]`; raise if they may not hold it."""
+    """Write the observations of N environments into arrays `[N, ...]`; raise if they do not fit."""
     if not isinstance(array, dict | tuple):
         np.stack(rows, out=array, casting=casting_to(array.dtype))
         return

@@ -1,15 +1,16 @@
-"""Vector environments that live on a device: they give and take tensors. CartPole and Pendulum in torch are the smallest examples.
+"""Vector environments on a device, which take and return tensors. CartPole and Pendulum in torch are the smallest examples.
 
-Such an environment is a `gymnasium.vector.VectorEnv` with an attribute `device`: its observations are trees of tensors `[N, ...]`, rewards,
-terminations and truncations tensors `[N]`, its metadata name the autoreset mode, SAME_STEP or NEXT_STEP. In SAME_STEP the info of a step
-that ended an episode has `final_obs [N, ...]`, of which the rows of copies that ended count. A mask of the next actions is
-`info["action_mask"]`, that of actions at `final_obs` is `info["final_action_mask"]`, which only replay and random steps read.
+These environments are a `gymnasium.vector.VectorEnv` with an attribute `device`. Observations are trees of tensors `[N, ...]`; rewards,
+terminations and truncations are tensors `[N]`; the metadata name the autoreset mode, SAME_STEP or NEXT_STEP. In SAME_STEP, the info of a
+step that ended an episode has `final_obs [N, ...]`, of which only the rows of copies that ended count. The mask of the next actions is
+`info["action_mask"]`. The mask of actions at `final_obs` is `info["final_action_mask"]`; only replay and random steps read it.
 
-On a GPU the steps of a rollout become one CUDA graph if the class says `can_be_recorded = True`: its `step` then waits for nothing on the
-device, writes its state into the same tensors each time, decides in Python by plain attributes alone, which stay as they are in a rollout,
-and draws from its attribute `generator` alone.
+On a GPU the steps of a rollout become one CUDA graph if the class sets `can_be_recorded = True`. Its `step` must then never wait for the
+device, write its state into the same tensors each time, branch in Python only on plain attributes that do not change during a rollout, and
+draw random numbers only from its attribute `generator`.
 
-`Torch/CartPole-v1` and `Torch/Pendulum-v1` are thousands of copies in one tensor; one copy, such as for evaluations, is gymnasium's own.
+`Torch/CartPole-v1` and `Torch/Pendulum-v1` hold thousands of copies in one tensor; a single copy, as for evaluation, is gymnasium's own
+environment.
 """
 
 import math
@@ -32,12 +33,12 @@ FINAL_MASK = "final_action_mask"
 
 
 def gives_tensors(envs: VectorEnv) -> bool:
-    """Return whether a vector environment gives and takes tensors."""
+    """Return whether a vector environment takes and returns tensors."""
     return hasattr(envs, "device") and not isinstance(envs, HostView)
 
 
 class HostView(VectorWrapper):
-    """Environments on a device, seen with arrays: for everything that works on the host. `env` is what it shows."""
+    """Shows environments on a device with NumPy arrays, for code that runs on the host. `env` is the environment on the device."""
 
     def __init__(self, env: VectorEnv) -> None:
         super().__init__(env)
@@ -51,13 +52,13 @@ class HostView(VectorWrapper):
         taken = tree_map(lambda leaf: torch.as_tensor(np.ascontiguousarray(leaf), device=self.target), actions)
         obs, reward, terminated, truncated, info = self.env.step(taken)
         info = on_host(info)
-        if FINAL_MASK in info:  # where gymnasium has it
+        if FINAL_MASK in info:  # where gymnasium puts it
             info["final_info"] = {**info, MASK: info[FINAL_MASK]}
         return *tree_to_numpy((obs, reward, terminated, truncated)), info
 
 
 def on_host(info: Any) -> Any:
-    """Return an info with arrays for tensors."""
+    """Convert the tensors of an info to arrays."""
     if isinstance(info, dict):
         return {key: on_host(value) for key, value in info.items()}
     if isinstance(info, tuple):
@@ -66,25 +67,25 @@ def on_host(info: Any) -> Any:
 
 
 PREFIX = "Torch/"
-"""How the ids of these environments begin."""
+"""Prefix of the ids of these environments."""
 
 
 class TorchControl(VectorEnv):
-    """N copies of an environment whose states are one tensor `[N, D]` of float64. A copy begins its next episode in the step that ends one.
+    """N copies of an environment with their states in one float64 tensor `[N, D]`. The step that ends an episode starts the next one.
 
-    Nothing in a step depends on a value that the host would have to wait for: first states are drawn for all copies in every step. What a
-    step changes stays in the same tensors, so that a CUDA graph can repeat it.
+    In a step the host never waits for a value of the device: first states are drawn for all copies in every step. A step writes its results
+    into the same tensors each time, so that a CUDA graph can replay it.
 
     Args:
         num_envs: N.
-        max_episode_steps: after which an episode is truncated.
-        device: of all tensors that it gives and takes; `auto` is a GPU where there is one.
+        max_episode_steps: number of steps after which an episode is truncated.
+        device: device of all tensors that it takes and returns; `auto`: a GPU if there is one.
     """
 
     single: type[gym.Env]
-    """gymnasium's environment, whose transitions these are."""
+    """gymnasium's environment with the same dynamics."""
     bounds: tuple[Sequence[float], Sequence[float]]
-    """Lowest and highest first states."""
+    """Lower and upper bounds of first states."""
     can_be_recorded = True
 
     def __init__(self, num_envs: int, max_episode_steps: int, device: str | torch.device = "auto") -> None:
@@ -96,7 +97,7 @@ class TorchControl(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         self.generator = Generator(self.device)
-        self.generator.seed()  # else it is the same for every generator until the first seeded reset
+        self.generator.seed()  # else all generators draw the same numbers until the first seeded reset
         self.low, self.high = (torch.tensor(bound, dtype=torch.float64, device=self.device) for bound in self.bounds)
         self.state = self.low.repeat(num_envs, 1)
         self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
@@ -110,7 +111,7 @@ class TorchControl(VectorEnv):
         return self.observe(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
-        """Step all copies. Return what to act on next, rewards, flags `[N]`, and `final_obs [N, ...]`: before the next episodes began."""
+        """Step all copies. Return the next observations, rewards and flags `[N]`, and in the info `final_obs [N, ...]`, before resets."""
         state, reward, terminated = self.move(self.state, action.to(self.device))
         self.steps += 1
         truncated = (self.steps >= self.max_episode_steps) & ~terminated
@@ -134,20 +135,20 @@ class TorchControl(VectorEnv):
         return state.float()
 
     def get_state(self) -> State:
-        """Return all that the next steps depend on, as arrays."""
+        """Return everything that the next steps depend on, as arrays."""
         return {name: getattr(self, name).cpu().numpy().copy() for name in ("state", "steps")} | {
             "generator": self.generator.get_state().numpy().copy()
         }
 
     def set_state(self, state: State) -> None:
-        """Restore it."""
+        """Restore a state of `get_state`."""
         for name in ("state", "steps"):
             getattr(self, name).copy_(torch.from_numpy(np.array(state[name])))
         self.generator.set_state(torch.from_numpy(np.array(state["generator"])))
 
 
 class TorchCartPole(TorchControl):
-    """Barto, Sutton and Anderson 1983, as `CartPole-v1`: states are x, ẋ, θ, θ̇."""
+    """`CartPole-v1` (Barto, Sutton and Anderson 1983): states are x, ẋ, θ, θ̇."""
 
     single, bounds = CartPoleEnv, ([-0.05] * 4, [0.05] * 4)
 
@@ -182,17 +183,17 @@ class TorchPendulum(TorchControl):
 
 
 def single_cart_pole(device: str = "auto", **arguments: Any) -> gym.Env:
-    """Build gymnasium's own, for which there is no device."""
+    """Build gymnasium's own environment, which does not use `device`."""
     return CartPoleEnv(**arguments)
 
 
 def single_pendulum(device: str = "auto", **arguments: Any) -> gym.Env:
-    """Build gymnasium's own, for which there is no device."""
+    """Build gymnasium's own environment, which does not use `device`."""
     return PendulumEnv(**arguments)
 
 
 def register_torch_control() -> None:
-    """Register the ids, unless they are there."""
+    """Register the ids that are not registered yet."""
     environments = {
         "CartPole-v1": (single_cart_pole, TorchCartPole, 500),
         "Pendulum-v1": (single_pendulum, TorchPendulum, 200),

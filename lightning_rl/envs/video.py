@@ -55,13 +55,14 @@ class RecordVideo(gym.Wrapper):
         self.video.add(render_frame(self.env))
         over = bool(terminated or truncated)
         if not over and self.video.frames > self.longest and not self.may_cut:
-            raise SettingError(f"an episode of {name_of(self.env)} does not end within {self.longest:,} steps; cut it: --max_episode_steps")
+            limit = f"does not end within {self.longest:,} steps; limit it with --max_episode_steps"
+            raise SettingError(f"an episode of {name_of(self.env)} {limit}")
         if over or self.video.frames > self.longest:
             self.finish_episode()
         return obs, reward, terminated, truncated, info
 
     def finish_episode(self) -> None:
-        """Save the video of an episode that is over, if it was not saved yet: for one that goes on without whom it is played for."""
+        """Save the video of the episode if it is not saved yet, for callers whose part in it is over while the others play on."""
         if self.video is not None:
             self.video.save()
             self.video = None
@@ -80,8 +81,8 @@ class RecordVideo(gym.Wrapper):
 class VideoFile:
     """An mp4 file (H.264, yuv420p, which browsers play) that is written completely or not at all.
 
-    `first` is the first frame, uint8 [height, width, 3]; yuv420p needs even sides, so an odd one gets a row or column more. Raises
-    `SaveError` where the folder cannot be written to.
+    `first` is the first frame, uint8 [height, width, 3]. yuv420p needs even sides, so an odd one gets an extra row or column. Raises
+    `SaveError` if the folder is not writable.
     """
 
     def __init__(self, path: Path, first: np.ndarray, fps: float) -> None:
@@ -89,7 +90,7 @@ class VideoFile:
         self.ffmpeg = load_ffmpeg("a video")
         height, width, _ = self.shape
         try:
-            create(temporary(path)).close()  # ffmpeg would not report why it cannot, and would write through a link
+            create(temporary(path)).close()  # ffmpeg would not report why it fails, and would follow a link
         except OSError as error:
             raise SaveError(f"{path} could not be saved ({error.strerror})", error.strerror) from error
         self.writer = self.ffmpeg.write_frames(
@@ -104,7 +105,7 @@ class VideoFile:
         self.add(first)
 
     def add(self, frame: np.ndarray) -> None:
-        """Write a frame, of the same size as the first one; raise `SaveError` if the disk is full."""
+        """Write a frame of the same size as the first one; raise `SaveError` if the disk is full."""
         if frame.shape != self.shape:
             raise SettingError(
                 f"{self.path.name}: a frame of shape {frame.shape} after others of {self.shape}; all frames of a video must have one size"
@@ -118,7 +119,7 @@ class VideoFile:
         self.frames += 1
 
     def save(self) -> None:
-        """Finish the file, and replace an existing one; raise `SaveError` if frames are missing in it."""
+        """Finish the file, replacing an existing one; raise `SaveError` if frames are missing."""
         self.writer.close()
         try:
             complete = self.ffmpeg.count_frames_and_secs(temporary(self.path))[0] == self.frames
@@ -135,7 +136,7 @@ class VideoFile:
 
 
 def name_episodes(episodes: int) -> list[str]:
-    """Return a file name for each of so many episodes; sorting the names keeps their order."""
+    """Return file names for this many episodes; sorting them keeps the order of the episodes."""
     return [f"episode_{pad_number(index, episodes - 1)}.mp4" for index in range(episodes)]
 
 
@@ -154,7 +155,7 @@ def load_ffmpeg(needed_by: str) -> ModuleType:
 
 
 def with_render_mode(env: T, render_mode: str | None = "rgb_array") -> T:
-    """Return the settings with this render mode; functions stay as they are."""
+    """Return the settings with this render mode; return functions unchanged."""
     if not isinstance(env, EnvConfig):
         return env
     kwargs = {name: value for name, value in env.kwargs.items() if name != "render_mode"}
@@ -180,7 +181,7 @@ def check_renders(env: EnvConfig | Callable[[], gym.Env], needed_by: str) -> Non
 
 
 def render_frame(env: gym.Env) -> np.ndarray:
-    """Render a frame, uint8 [height, width, 3], scaling fractions of 1 up to 255; raise `SettingError` for anything else."""
+    """Render a frame, uint8 [height, width, 3], scaling floats in [0, 1] to 255; raise `SettingError` for anything else."""
     try:
         frame = np.asarray(env.render())
     except Exception as error:  # user code may raise anything

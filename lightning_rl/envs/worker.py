@@ -1,4 +1,4 @@
-"""The worker process of one environment: it answers the requests of `WorkerVectorEnv`."""
+"""Worker process of one environment, which answers the requests of `WorkerVectorEnv`."""
 
 import pickle
 from contextlib import suppress
@@ -18,13 +18,13 @@ from lightning_rl.types import State, Tree
 
 DONE = b""
 FAILED = b"!"
-"""Begins the reply of a worker whose environment raised. No pickle begins like this."""
+"""First byte of the reply of a worker whose environment raised. No pickle begins with it."""
 UNUSABLE = b"?"
-"""Begins the reply of a worker whose environment cannot be used, however often it is restarted. No pickle begins like this."""
+"""First byte of the reply of a worker whose environment is unusable, even after restarts. No pickle begins with it."""
 
 
 def work(index: int, build: CloudpickleWrapper, obs: Tree, outcome: Tree, mode: str, way: str | None, pipe: Connection) -> None:
-    """Build an environment and answer requests, until one of them is to close or the parent has ended."""
+    """Build an environment and answer requests until the request `close` or the end of the parent process."""
     worker = None
     try:
         worker = Worker(build(), index, obs, outcome, mode, way)
@@ -49,13 +49,13 @@ def work(index: int, build: CloudpickleWrapper, obs: Tree, outcome: Tree, mode: 
 
 
 def report(pipe: Connection, kind: bytes, line: str) -> None:
-    """Tell a parent that is still there why this worker ends."""
+    """Send the parent, if it still runs, the reason why this worker ends."""
     with suppress(OSError):
         pipe.send_bytes(kind + line.encode(errors="replace"))
 
 
 class Worker:
-    """One environment. Each method answers a request with bytes: none, or a pickle."""
+    """Serves one environment. Each method answers a request with bytes: empty, or a pickle."""
 
     def __init__(self, env: gym.Env, index: int, observations: Tree, outcome: Tree, mode: str, way: str | None) -> None:
         self.index, self.observations, self.mode = index, observations, mode

@@ -1,7 +1,7 @@
-"""Environments in worker processes, which survive the failures of one another.
+"""Environments in worker processes. A failing worker does not affect the others.
 
 Observations, rewards and flags are in shared memory; requests and all other replies go through pipes. A worker that dies, freezes or raises
-is replaced: the row that it was asked for is lost, and a new episode begins there.
+is replaced: its current row is lost, and a new episode begins there.
 """
 
 import multiprocessing
@@ -44,7 +44,7 @@ class WorkerFailedError(Exception):
 
 
 class WorkerProcess(Child):
-    """A worker as its parent sees it; `arguments` are those of `work` besides the pipe."""
+    """The parent's handle of a worker; `arguments` are the remaining ones of `work`, without the pipe."""
 
     def __init__(self, context: DefaultContext, index: int, build: Callable[[], gym.Env], *arguments: Any) -> None:
         super().__init__(context, work, (index, CloudpickleWrapper(build), *arguments), f"environment-{index}", daemon=True)
@@ -71,13 +71,13 @@ class WorkerProcess(Child):
 
 
 class WorkerVectorEnv(VectorEnv):
-    """Environments in a worker process each.
+    """Vector environment with a worker process for each environment.
 
     Args:
-        build: makes one environment; `num_envs` are made.
-        autoreset_mode: who resets, and when.
+        build: builds one environment.
+        autoreset_mode: who resets an environment, and when.
         step_timeout: seconds after which a worker that does not answer is replaced.
-        max_restarts: how often each worker may be replaced in an hour.
+        max_restarts: maximum number of replacements of each worker per hour.
         first: the index of the first environment, if `build` takes an index.
     """
 
@@ -96,7 +96,7 @@ class WorkerVectorEnv(VectorEnv):
         self.build_timeout = max(self.step_timeout, START_TIMEOUT)
         self.failures = FailureLimit(f"worker {{}} of {name}", num_envs, MAX_RESTARTS if max_restarts is None else max_restarts)
         self.lessons: Mapping[str, Any] = {}
-        single = self._builder(0)()  # a mistake raises here, not in a worker
+        single = self._builder(0)()  # errors of the builder are raised here, not in a worker
         self.metadata = {**single.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = single.render_mode
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
@@ -116,7 +116,7 @@ class WorkerVectorEnv(VectorEnv):
         self.restarts = np.zeros(num_envs, np.int64)
         self.notices: list[str] = []
         self.lost = np.zeros(num_envs, bool)
-        """Whose last row is not experience, because its worker was replaced."""
+        """Environments whose last row is not experience because their worker was replaced."""
         self._replaced = np.zeros(num_envs, bool)
         self._first: list[bytes | None] = [None] * num_envs
         """The info of each replaced worker's first reset."""
@@ -163,7 +163,7 @@ class WorkerVectorEnv(VectorEnv):
     def set_lessons(self, lessons: Mapping[str, Any]) -> None:
         """Set the lessons of `EnvParameters` in all environments and in those that will replace them.
 
-        Raises `AttributeError`: they have no parameters, which a worker that is asked would take for its failure.
+        Raises `AttributeError`: they have no parameters. A worker would treat this as its own failure, so it is checked here.
         """
         if not self.takes_lessons:
             raise AttributeError("set_lessons")
@@ -171,7 +171,7 @@ class WorkerVectorEnv(VectorEnv):
         self.call("set_lessons", lessons)
 
     def record(self, way: str | None) -> bool:
-        """Record what this way of saving needs, starting with the first reset; return whether there is a way."""
+        """Record what this way of saving needs, starting with the first reset; return whether there is such a way."""
         self.way = way
         self._ask([_request("record", way)] * self.num_envs)
         return way is not None
@@ -179,7 +179,7 @@ class WorkerVectorEnv(VectorEnv):
     def get_states(self) -> dict[str, Any]:
         """Return the states of all environments, and what replacing a worker depends on."""
         states: list[Any] = [None] * self.num_envs
-        while None in states:  # a worker that fails is asked again after it was replaced
+        while None in states:  # a worker that fails is replaced and asked again
             replies = self._ask([_request("get_state") if state is None else None for state in states])
             states = [pickle.loads(reply) if reply else state for state, reply in zip(states, replies, strict=True)]
         replaced = self._replaced.copy()
@@ -189,7 +189,7 @@ class WorkerVectorEnv(VectorEnv):
         return {"envs": states, "replaced": replaced, "first": first, "first_masks": masks, **counts}
 
     def set_states(self, states: dict[str, Any]) -> bool:
-        """Restore the states of `get_states`; return whether that succeeded. If not, all workers are new."""
+        """Restore the states of `get_states`; return whether that succeeded. If not, all workers are replaced."""
         replies = self._ask([_request("set_state", state) for state in states["envs"]], START_TIMEOUT)
         if not all(reply and pickle.loads(reply) for reply in replies):
             self._start_all()
@@ -204,7 +204,7 @@ class WorkerVectorEnv(VectorEnv):
         return True
 
     def close_extras(self, **kwargs: object) -> None:
-        """End all processes, whatever state they are in."""
+        """End all worker processes, whatever their state."""
         if os.getpid() == self._owner:  # and not a copy in a forked process
             close_children(self._workers.values(), ("close", ()))
             self._workers.clear()
@@ -230,7 +230,7 @@ class WorkerVectorEnv(VectorEnv):
         self._replaced[:] = False
 
     def _ask(self, requests: Sequence[bytes | None], timeout: float | None = None) -> list[bytes | None]:
-        """Send requests and return the replies: None where nothing was asked, or where the worker was replaced."""
+        """Send requests and return the replies: None for workers that were not asked or were replaced."""
         asked = [i for i, request in enumerate(requests) if request is not None]
         for i in asked:
             self._workers[i].send(requests[i])  # type: ignore[arg-type]
@@ -250,7 +250,7 @@ class WorkerVectorEnv(VectorEnv):
         return replies
 
     def _replace(self, i: int, failure: str | None) -> None:
-        """Replace a worker by a new one in a new episode; raise `SettingError` if that was necessary too often."""
+        """Replace a worker by a new one, which starts a new episode; raise `SettingError` after too many replacements."""
         while failure is not None:
             self._end(i)
             self.notices.append(self.failures.add(i, failure))

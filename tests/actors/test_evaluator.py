@@ -137,5 +137,5 @@ def test_nan_raises_or_is_replaced():
 
 def test_an_environment_with_other_spaces_than_the_model_is_an_error():
     build = BuildEvaluator(EnvConfig("Pendulum-v1"), 1, probe_spaces(CARTPOLE), (), False, "raise")
-    with pytest.raises(SettingError, match="the environment's spaces are not those of the model"):
+    with pytest.raises(SettingError, match="the environment's spaces differ from those of the model"):
         build(0, 0, torch.nn.Linear(1, 1))

@@ -111,7 +111,7 @@ def test_rollouts_are_at_most_as_old_as_the_settings_allow_however_slow_learning
 def test_an_environment_with_other_spaces_than_the_model_is_an_error_and_no_process_stays_behind(algorithm):
     model = tiny(algorithm, actors={"num_actors": 1, "backend": "processes"})
     model.env = EnvConfig("tests.environments:ScriptedBox-v0", num_envs=2)
-    with pytest.raises(SettingError, match="the environment's spaces are not those of the model"):
+    with pytest.raises(SettingError, match="the environment's spaces differ from those of the model"):
         fit(model)
     assert not multiprocessing.active_children()
 

@@ -436,7 +436,7 @@ def test_a_policy_from_a_file_takes_the_mask_from_the_observation_or_as_an_argum
         policy.act(rows if way == "info" else {"where": rows}, action_mask=np.eye(4)[:3] * np.array([[1], [0], [1]]))
     with pytest.raises(SettingError, match=r"^this policy was trained with masks: give an action_mask"):
         policy.act(rows if way == "info" else {"where": rows})
-    with pytest.raises(SettingError, match=r"must have 4 places, one for each choice: got shape \(3,\) for 4"):
+    with pytest.raises(SettingError, match=r"must have 4 entries, one for each choice: got shape \(3,\) for 4"):
         policy.act(rows if way == "info" else {"where": rows}, action_mask=np.ones((3, 3)))
 
 
@@ -464,18 +464,18 @@ def test_masks_of_continuous_actions_are_refused(algorithm):
         def reset(self, **arguments):
             return super().reset(**arguments)[0], {"action_mask": np.ones(2)}
 
-    with pytest.raises(SettingError, match=r"^environment 0 of Masked has an action_mask, which is for choices"):
+    with pytest.raises(SettingError, match=r"^environment 0 of Masked has an action_mask, but its action space"):
         algorithm(Masked)
 
 
 def test_a_model_of_an_environment_without_masks_is_not_trained_on_one_that_has_some():
     model = tiny(PPO, max_env_steps=16)
     unmasked = {"spaces": Spaces(Scripted.observation_space, Choosy.action_spaces["discrete"])}
-    with pytest.raises(SettingError, match=r"^environment 0 of .*Choosy-v0 has an action_mask, and the first reset had none"):
+    with pytest.raises(SettingError, match=r"^environment 0 of .*Choosy-v0 has an action_mask, but the first reset had none"):
         fit(tiny_choosy(PPO, choosy(), **unmasked))
-    with pytest.raises(SettingError, match=r"^the environment's spaces are not those of the model"):
+    with pytest.raises(SettingError, match=r"^the environment's spaces differ from those of the model"):
         fit(tiny_choosy(PPO, choosy("discrete", "key"), **unmasked))
-    with pytest.raises(SettingError, match=r"^environment 0 of .*Scripted-v0 has no action_mask, and the model was made with"):
+    with pytest.raises(SettingError, match=r"^environment 0 of .*Scripted-v0 has no action_mask, but the model was made with"):
         fit(tiny(PPO, spaces=model.spaces._replace(masked=True)))
 
 
@@ -525,7 +525,7 @@ def test_an_evaluation_without_masks_is_refused_for_a_model_with_masks():
 
     model = tiny_choosy(PPO, choosy())
     evaluator = RolloutEvaluator(episodes=1, num_envs=1, env=Unmasked)
-    with pytest.raises(SettingError, match=r"^environment 0 of Unmasked has no action_mask, and the model was made with"):
+    with pytest.raises(SettingError, match=r"^environment 0 of Unmasked has no action_mask, but the model was made with"):
         evaluator.play(model)
 
 

@@ -372,7 +372,7 @@ class Unequal(Together):
 def test_a_behavior_of_agents_with_different_spaces_is_named():
     with pytest.raises(SettingError) as error:
         lrl.MultiAgent(Unequal, {"both": lrl.Behavior("*", PPO)})
-    line = "behavior both: the spaces of a and b differ; one policy needs agents with equal ones: give b another behavior"
+    line = "behavior both: the spaces of a and b differ; one policy needs equal spaces: give b another behavior"
     assert str(error.value) == line
 
 
@@ -580,7 +580,7 @@ def test_a_world_that_a_function_builds_has_a_fingerprint_and_other_agents_are_r
     again.sides = model.sides
     assert model.experience().world.settings != again.experience().world.settings != ""
     model.env = OnlyA
-    with pytest.raises(SettingError, match="the environment's agents are not those of the model, a, b"):
+    with pytest.raises(SettingError, match="the environment's agents differ from those of the model, a, b"):
         model.experience()
 
 

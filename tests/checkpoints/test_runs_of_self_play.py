@@ -136,4 +136,4 @@ def test_players_who_do_not_belong_to_the_run_are_refused_in_one_line(content, t
 def test_games_that_cannot_continue_start_again(content, tmp_path, capsys, place, value):
     torch.save(replaced(content, (*ENVS, *place), value), tmp_path / "changed.ckpt")
     fit(tmp_path, model(192), tmp_path / "changed.ckpt")
-    assert "tic_tac_toe did not come back as it was saved" in capsys.readouterr().out
+    assert "tic_tac_toe could not be restored exactly" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def test_an_algorithm_with_masks_needs_a_dataset_with_masks(dataset):
     ("mask", "message"),
     [
         (np.array([[1, 0], [0, 0], [1, 1]]), "step 1 of episode_0 allows no action"),
-        (np.ones((3, 3)), "action_mask of step 0 of episode_0 must have 2 places"),
+        (np.ones((3, 3)), "action_mask of step 0 of episode_0 must have 2 entries"),
         (np.ones((2, 2)), r"action_mask has shape \(2, 2\), not 3 rows"),
         ({"choice": np.ones((3, 2))}, "infos/action_mask is no array"),
     ],

@@ -722,9 +722,9 @@ class Alone(Together):
         (Unborn, "environment 0 of Unborn: reset returned no observation of agent b"),
         (
             Old,
-            "environment 0 of Old: step returned 4 values, and must return 5: observations, rewards, terminations, truncations, infos",
+            "environment 0 of Old: step returned 4 values, but must return 5: observations, rewards, terminations, truncations, infos",
         ),
-        (OldReset, "environment 0 of OldReset: reset returned a dict, and must return 2: observations, infos"),
+        (OldReset, "environment 0 of OldReset: reset returned a dict, but must return 2: observations, infos"),
         (Told, "agent a of environment 0 of Told: the info is None, and must be a dict"),
         (Boasting, "agent a of environment 0 of Boasting: is_success of the info is 'yes', and must be true, false or a number"),
         (Unclear, "agent a of environment 0 of Unclear: terminated is 'no', and must be true or false"),
@@ -741,16 +741,16 @@ class Alone(Together):
         (Wrapping, "agent a of environment 0 of Wrapping: the observation is [ 0 300], and its space Box(0, 255, (2,), uint8)"),
         (
             Stuck,
-            "environment 2 of Stuck: others made 10,000 moves, now p1, and agent p2 none; does step pass the turn on?",
+            "environment 2 of Stuck: others made 10,000 moves and agent p2 none, and p1 moves next; does step pass the turn on?",
         ),
         (
             Unmasked,
-            "agent p0 of environment 2 of Unmasked has no action_mask, and the model was made with masks: "
+            "agent p0 of environment 2 of Unmasked has no action_mask, but the model was made with masks: "
             "return one after every reset and step",
         ),
         (Vanishing, "environment 0 of Vanishing: agent b left without being terminated or truncated"),
-        (Stranger, "environment 0 of Stranger: agent z is there, and is not one of its possible_agents"),
-        (Empty, "environment 0 of Empty: nobody is there after a reset"),
+        (Stranger, "environment 0 of Stranger: agent z is present, but is not one of its possible_agents"),
+        (Empty, "environment 0 of Empty: no agent is present after a reset"),
         (Blind, "environment 2 of Blind raised RuntimeError: fog"),
     ],
 )
@@ -772,7 +772,7 @@ class StateMember(Together):
 def test_a_critic_that_needs_a_missing_state_is_reported(cls):
     with pytest.raises(SettingError) as raised:
         probe_spaces(cls, "state")
-    line = "has no state(), which returns an array; write one, or take critic_obs all"
+    line = "has no state() that returns an array; write one, or use critic_obs all"
     assert str(raised.value) == f"critic_obs state: {cls.__name__} {line}"
 
 
@@ -782,8 +782,8 @@ def test_a_critic_that_needs_a_missing_state_is_reported(cls):
         ("no_such_module.env", "env.id 'no_such_module.env': there is no module 'no_such_module'"),
         ("mpe2.simple_sprad_v3", "env.id 'mpe2.simple_sprad_v3': there is no 'simple_sprad_v3' in mpe2; did you mean simple_spread_v3?"),
         ("tests.agents.Nobody", "env.id 'tests.agents.Nobody': there is no 'Nobody' in tests.agents"),
-        ("tests.agents.ALWAYS", "env.id 'tests.agents.ALWAYS' is no environment of PettingZoo: it has neither parallel_env nor env"),
-        ("tests.environments.Scripted", "tests.environments.Scripted builds Scripted, which is no environment of PettingZoo"),
+        ("tests.agents.ALWAYS", "env.id 'tests.agents.ALWAYS' is not a PettingZoo environment: it has neither parallel_env nor env"),
+        ("tests.environments.Scripted", "tests.environments.Scripted builds Scripted, which is not a PettingZoo environment"),
         ("tests.agents.Together.there", "env.id 'tests.agents.Together.there': there is no module 'tests.agents.Together'"),
     ],
 )
@@ -823,7 +823,7 @@ def test_agents_take_no_lessons():
 
 def test_other_spaces_than_those_of_the_model_are_refused():
     config = EnvConfig("tests.agents.Mortal")
-    with pytest.raises(SettingError, match="not those of the model"):
+    with pytest.raises(SettingError, match="differ from those of the model"):
         make_fitting_stepper(config, probe_spaces(EnvConfig("tests.agents.Teams")), 0)
 
 

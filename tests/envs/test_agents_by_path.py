@@ -85,7 +85,7 @@ def my_game(folder, monkeypatch):
         ("hiding.Fixed", "hiding.Fixed builds Fixed, whose observation_space is not a method: PettingZoo asks observation_space(agent)"),
         (
             "mpe2.simple_tag_v3",
-            "adversary_0 and agent_0 differ; one policy needs agents with equal ones, and MultiAgent takes several policies",
+            "adversary_0 and agent_0 differ; one policy needs equal spaces; for several policies use MultiAgent",
         ),
     ],
 )

@@ -165,7 +165,7 @@ def test_attributes_of_the_copies_can_be_read_and_set(values):
 def test_copies_that_come_to_move_in_another_way_are_refused():
     envs = make_vector_env(EnvConfig("CartPole-v1"))
     envs.reset(seed=1)
-    with closing(envs), pytest.raises(SettingError, match=r"^CartPole-v1 was changed, .*; set env.vectorization to sync$"):
+    with closing(envs), pytest.raises(SettingError, match=r"^CartPole-v1 was modified, .*; set env.vectorization to sync$"):
         envs.set_attr("kinematics_integrator", "semi-implicit")
 
 

@@ -390,7 +390,7 @@ def test_an_environment_continues_exactly_whatever_its_attributes_are(cls):
 def test_an_environment_that_comes_back_in_another_state_is_reported(cls):
     config = EnvConfig(f"{cls.__name__}-v0", 2)
     line = is_continued(lambda: make_vector_env(config), config, before=20, after=50)
-    assert line == f"{cls.__name__}-v0 did not come back as it was saved"
+    assert line == f"{cls.__name__}-v0 could not be restored exactly"
     assert is_continued(lambda: make_vector_env(config), config, before=35, after=50) is None
 
 
@@ -427,7 +427,7 @@ for cls in (Diary, OwnDiary):
 def test_state_that_grew_too_large_to_be_saved_is_reported_and_does_not_end_the_run(vectorization):
     config = EnvConfig("Diary-v0", 1, vectorization)
     line = is_continued(lambda: make_vector_env(config), config, before=40, after=5)
-    assert line == "Diary-v0 did not come back as it was saved"
+    assert line == "Diary-v0 could not be restored exactly"
     assert is_continued(lambda: make_vector_env(config), config, before=20, after=2) is None
 
 

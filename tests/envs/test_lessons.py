@@ -64,7 +64,7 @@ def test_a_length_may_be_written_as_a_whole_float():
         ),
         (criteria(measure="success", threshold=1.5), "completion_criteria.threshold must be < 1: a lesson ends when success exceeds it"),
         (criteria(measure="success", threshold=-1), "completion_criteria.threshold must be >= 0, got -1"),
-        (criteria(behavior=3), "completion_criteria.behavior must be the name of one, got 3"),
+        (criteria(behavior=3), "completion_criteria.behavior must be the name of a behavior, got 3"),
         (
             criteria(measure="rewards"),
             "completion_criteria.measure must be one of reward, progress, success, elo, got 'rewards'; did you mean reward?",

@@ -149,7 +149,7 @@ def test_auto_uses_workers_for_several_atari_games_on_several_cores_and_sync_oth
 def test_worker_settings_are_dropped_when_auto_becomes_sync(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert EnvConfig("ALE/Pong-v5", atari=True, step_timeout=5.0).vectorization == "auto"
-    with pytest.raises(SettingError, match="this one is sync; remove it"):
+    with pytest.raises(SettingError, match="but it is sync; remove it"):
         EnvConfig("CartPole-v1", step_timeout=5.0)
     games = EnvConfig("ALE/Pong-v5", atari=True, step_timeout=5.0)
     assert resolve_vectorization(games).step_timeout == 5.0
@@ -273,7 +273,7 @@ def test_a_wrapper_that_cannot_be_applied_is_reported(wrapper, says):
         ({"id": "CartPole-v1", "num_env": 3}, "env.num_env is not a setting; did you mean num_envs?"),
         ({"num_envs": 3}, "env.id is missing; give the id of an environment such as CartPole-v1"),
         ({"id": 7}, "env.id must be the id of an environment such as CartPole-v1, got 7"),
-        ({"id": Scripted}, 'gymnasium.register("Scripted-v0", …) gives one to an environment of your own'),
+        ({"id": Scripted}, 'register your own environment by gymnasium.register("Scripted-v0", …)'),
         ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs must be >= 1, got 0"),
         ({"id": "CartPole-v1", "max_episode_steps": 1.5}, "env.max_episode_steps must be an integer >= 1, got 1.5"),
         ({"id": "CartPole-v1", "vectorization": "synk"}, "'synk'; did you mean sync?"),

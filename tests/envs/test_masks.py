@@ -201,7 +201,7 @@ class MaskedBox(ScriptedBox):
 
 
 def test_a_mask_for_actions_without_choices_is_rejected():
-    said = r"^environment 0 of MaskedBox has an action_mask, which is for choices, and its actions Box\(2,\) have none$"
+    said = r"^environment 0 of MaskedBox has an action_mask, but its action space Box\(2,\) has no discrete part$"
     with pytest.raises(SettingError, match=said):
         probe_spaces(MaskedBox)
 
@@ -276,11 +276,11 @@ class Late(Choosy):
 def test_masks_must_always_be_present_or_never():
     stepper = make_stepper(SyncVectorEnv([Forgetful], autoreset_mode=AutoresetMode.SAME_STEP), None, True)
     _, mask = stepper.reset(0)
-    with pytest.raises(SettingError, match=r"^environment 0 of Forgetful has no action_mask, and the model was made with"):
+    with pytest.raises(SettingError, match=r"^environment 0 of Forgetful has no action_mask, but the model was made with"):
         stepper.step(legal_actions(stepper, mask))
     stepper = make_stepper(SyncVectorEnv([Late], autoreset_mode=AutoresetMode.SAME_STEP), None, probe_spaces(Late).masked)
     stepper.reset(0)
-    with pytest.raises(SettingError, match=r"^environment 0 of Late has an action_mask, and the first reset had none"):
+    with pytest.raises(SettingError, match=r"^environment 0 of Late has an action_mask, but the first reset had none"):
         stepper.step(np.array([1]))
 
 
@@ -317,23 +317,23 @@ def test_forms_of_a_mask(space, said, flat):
 @pytest.mark.parametrize(
     "space, said, line",
     [
-        (Discrete(3), [1, 0], r"environment 2 must have 3 places, one for each choice: got shape \(2,\) for 3"),
-        (MultiDiscrete([2, 4]), [1] * 5, r"environment 2 must have 2 \+ 4 places, one for each choice: got shape \(5,\) for 6"),
-        (MultiDiscrete([2, 4]), PAIR[::-1], r"must have 2 \+ 4 places, one for each choice: got shape \(4,\) for 2"),
+        (Discrete(3), [1, 0], r"environment 2 must have 3 entries, one for each choice: got shape \(2,\) for 3"),
+        (MultiDiscrete([2, 4]), [1] * 5, r"environment 2 must have 2 \+ 4 entries, one for each choice: got shape \(5,\) for 6"),
+        (MultiDiscrete([2, 4]), PAIR[::-1], r"must have 2 \+ 4 entries, one for each choice: got shape \(4,\) for 2"),
         (MultiDiscrete([2, 4]), PAIR[:1], "got 1 parts for 2"),
-        (MultiBinary(2), [1, 0], r"environment 2 must have 2 \+ 2 places, one for each choice: got shape \(2,\) for 4"),
-        (NESTED, (None, {"bits": BITS}, [0, 1]), "a part has none"),
+        (MultiBinary(2), [1, 0], r"environment 2 must have 2 \+ 2 entries, one for each choice: got shape \(2,\) for 4"),
+        (NESTED, (None, {"bits": BITS}, [0, 1]), "a part has no mask"),
         (NESTED, (None, {"pair": PAIR, "bits": [1, 1]}, [0, 1]), r"got shape \(2,\) for 4"),
         (NESTED, ([1], {"pair": PAIR, "bits": BITS}, [0, 1]), r"got shape \(1,\) for 0"),
-        (NESTED, (None, {"pair": PAIR}), "got other parts than the actions have"),
-        (Dict(choice=Discrete(2)), PAIR[:1], "got other parts than the actions have"),
+        (NESTED, (None, {"pair": PAIR}), "its parts differ from those of the action space"),
+        (Dict(choice=Discrete(2)), PAIR[:1], "its parts differ from those of the action space"),
     ],
 )
 def test_a_mask_that_does_not_fit_is_reported_in_one_line(space, said, line):
     with pytest.raises(SettingError, match=line) as error:
         Masks(space, "environment {}").one((), {"action_mask": said}, 2)
     assert "\n" not in str(error.value)
-    with pytest.raises(SettingError, match=r"have none$"):
+    with pytest.raises(SettingError, match=r"no discrete part$"):
         Masks(Box(0, 1, (2,)), "environment {}")
 
 

@@ -68,7 +68,7 @@ def test_an_episode_is_cut_or_rejected_at_the_maximum_length(tmp_path):
     play(RecordVideo(Shades(length=99), iter([tmp_path / "cut.mp4"]), 3), 3)
     assert len(read(tmp_path / "cut.mp4")[1]) == 4
     env = RecordVideo(Shades(length=99), iter([tmp_path / "refused.mp4"]), 3, may_cut=False)
-    with pytest.raises(SettingError, match="an episode of Shades does not end within 3 steps; cut it: --max_episode_steps"):
+    with pytest.raises(SettingError, match="an episode of Shades does not end within 3 steps; limit it with --max_episode_steps"):
         play(env, 3)
     env.close()
     play(RecordVideo(Shades(length=3), iter([tmp_path / "over.mp4"]), 3, may_cut=False), 3)  # which does end

@@ -131,7 +131,7 @@ MISTAKES = {
     'info["final_obs"] must be a tensor [4, 4], got a list': lambda *step: (*step[:4], {"final_obs": [None] * 4}),
     'info["is_success"] must be a tensor [4], got a int': lambda *step: (*step[:4], step[4] | {"is_success": 1}),
     "Faulty.step must return observations, rewards, terminations, truncations and an info": lambda *step: step[:4],
-    "an action_mask, and the first reset had none": lambda *step: (*step[:4], {"action_mask": torch.ones(4, 2, dtype=torch.bool)}),
+    "an action_mask, but the first reset had none": lambda *step: (*step[:4], {"action_mask": torch.ones(4, 2, dtype=torch.bool)}),
     "observations: trees differ: a leaf against the keys ['x']": lambda obs, *rest: ({"x": obs}, *rest),
 }
 

@@ -160,7 +160,7 @@ def test_critics_see_what_all_agents_see():
         ("vmas.simple_spred", {}, "no scenario 'simple_spred'; did you mean simple_spread"),
         ("vmas.simple_tag", {}, "the spaces of adversary_0 and agent_0 differ"),
         (SPREAD, {"n_agent": 2, "n_agents": 2}, "cannot be built: .*the scenario does not take n_agent;"),
-        (SPREAD, {"device": "cuda"}, "cannot name device"),
+        (SPREAD, {"device": "cuda"}, "cannot set device"),
     ],
 )
 def test_wrong_settings_take_one_line(env_id, kwargs, message):

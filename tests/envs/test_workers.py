@@ -331,7 +331,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("setting", ["step_timeout", "max_restarts"])
 def test_worker_settings_are_rejected_without_workers(setting):
-    with pytest.raises(SettingError, match=rf"^env\.{setting} needs vectorization async, and this one is sync; remove it$"):
+    with pytest.raises(SettingError, match=rf"^env\.{setting} needs vectorization async, but it is sync; remove it$"):
         EnvConfig("CartPole-v1", **{setting: 3})
     with pytest.raises(SettingError, match=rf"^env\.{setting} must be"):
         EnvConfig("CartPole-v1", vectorization="async", **{setting: -1})

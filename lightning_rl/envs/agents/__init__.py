@@ -1,1 +1,1 @@
-"""Environments of several agents: PettingZoo's two forms, and their agents as rows of a vector environment."""
+"""Environments of several agents: PettingZoo's two APIs, with the agents as rows of a vector environment."""

@@ -1,4 +1,4 @@
-"""One environment of several agents, parallel or turn-based (PettingZoo's two forms), behind one interface."""
+"""One interface for environments of several agents, parallel or turn-based (PettingZoo's two APIs)."""
 
 import importlib
 import re
@@ -23,34 +23,34 @@ from lightning_rl.spaces import MASK, Spaces, as_spaces, flat_observation, legal
 from lightning_rl.types import State, Tree
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
-"""How the id of such an environment looks: the path of a module, or of a function or class in it."""
+"""Pattern of the ids of these environments: the path of a module, or of a function or class in it."""
 OURS = "tic_tac_toe|connect_four|rock_paper_scissors|biased_rock_paper_scissors|kuhn_poker|sacrifice|walkers"
 PACKAGED = re.compile(rf"(pettingzoo\.(atari|butterfly|classic|sisl)|mpe2)\.\w+_v\d+|vmas\.\w+|lightning_rl\.envs\.games\.({OURS})")
-"""Modules of PettingZoo's packages that hold an environment, scenarios of VMAS, and games of this package."""
+"""Pattern of environments in PettingZoo's packages, scenarios of VMAS, and games of this package."""
 
 FROM_RESET = ("observations", "infos")
 FROM_STEP = ("observations", "rewards", "terminations", "truncations", "infos")
-"""What the methods of a `ParallelEnv` return, each by agent."""
+"""What the methods of a `ParallelEnv` return, each as a dict by agent."""
 
 EXTRA_PACKAGES = {"pettingzoo": "pettingzoo", "mpe2": "mpe2", "pygame": "pygame-ce"}
-"""Modules that the extra `pettingzoo` installs, and the packages that hold them."""
+"""Modules that the extra `pettingzoo` installs, and their packages."""
 
 
 class AgentsEnv(gym.Env):
-    """One environment of several agents, who are there and move at the same time or in turn.
+    """One environment of several agents, which move simultaneously or in turn, and may leave.
 
-    `step` takes the actions of those in `to_move`, by name, and leaves what happened in the attributes.
+    `step` takes the actions of the agents in `to_move`, by name, and stores the results in the attributes.
 
     Attributes:
-        agents: the names of all agents that may ever be there.
-        present: who is there.  to_move: who acts in the next step.
-        obs, info: the newest ones, by the name of an agent who is to move.
-        moved: who acted in the last step.  rewards: of it, by name, of all who were there.
-        terminated, truncated: who ended in the last step; `last` and `last_info` are what these agents saw and were told last.
+        agents: names of all agents that may ever be present.
+        present: agents that are present.  to_move: agents that act in the next step.
+        obs, info: the newest observations and infos, by the names of the agents that are to move.
+        moved: agents that acted in the last step.  rewards: rewards of the last step, by name, of all agents that were present.
+        terminated, truncated: agents that ended in the last step; `last` and `last_info` are their final observations and infos.
     """
 
     takes_turns = False
-    """Whether agents move in turn."""
+    """Whether agents take turns."""
     seen: tuple[str, ...] = ("present", "to_move", "obs", "info")
     """The attributes that the next step depends on."""
 
@@ -86,34 +86,34 @@ class AgentsEnv(gym.Env):
         return spaces._replace(agents=tuple(self.agents), one_learns=self.takes_turns)
 
     def spaces_of(self, agents: Sequence[str], behavior: str = "") -> Spaces:
-        """Return the spaces that agents have in common, after a reset; raise `SettingError` where they differ.
+        """Return the common spaces of agents, after a reset; raise `SettingError` if they differ.
 
-        `behavior`: whose agents they are, for messages; empty in a run with one policy.
+        `behavior`: the behavior of these agents, for messages; empty in a run with one policy.
         """
         with self.contract.naming():
             found = {agent: as_spaces(self.env.observation_space(agent), self.env.action_space(agent)) for agent in agents}
         spaces = found[agents[0]]
         for agent, each in found.items():
             if each != spaces:
-                pair = f"the spaces of {agents[0]} and {agent} differ; one policy needs agents with equal ones"
+                pair = f"the spaces of {agents[0]} and {agent} differ; one policy needs equal spaces"
                 if behavior:
                     raise SettingError(f"{behavior}: {pair}: give {agent} another behavior")
-                raise SettingError(f"{self.name}: {pair}, and MultiAgent takes several policies")
+                raise SettingError(f"{self.name}: {pair}; for several policies use MultiAgent")
         return spaces._replace(masked=spaces.masked or any(MASK in self.info.get(agent, {}) for agent in agents))
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
-        """Begin an episode. Return what those see who are to move."""
+        """Begin an episode. Return the observations of the agents that are to move."""
         self.terminated, self.truncated, self.rewards, self.last, self.last_info = set(), set(), {}, {}, {}
         with self.contract.naming():
             self._reset(seed, options)
         if not self.present:
-            raise SettingError(f"{self.contract.who}: nobody is there after a reset")
+            raise SettingError(f"{self.contract.who}: no agent is present after a reset")
         self._check(self.obs)
         self._check_infos(self.info)
         return dict(self.obs), {}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Tree, float, bool, bool, Info]:
-        """Let all of `to_move` act. Return what those see who move next, the sum of all rewards, and whether the last agent has left."""
+        """Let all of `to_move` act. Return the next movers' observations, the sum of all rewards, and whether the last agent has left."""
         self.last, self.last_info, self.moved = {}, {}, self.to_move
         before = self.present
         with self.contract.naming():
@@ -135,7 +135,7 @@ class AgentsEnv(gym.Env):
             if agent in self.contracts:
                 self.contracts[agent].check_obs(obs)
             elif self.contracts:
-                raise SettingError(f"{self.contract.who}: agent {agent} is there, and is not one of its possible_agents")
+                raise SettingError(f"{self.contract.who}: agent {agent} is present, but is not one of its possible_agents")
 
     def _check_ends(self, agents: Iterable[str], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> None:
         for agent in agents:
@@ -154,19 +154,19 @@ class AgentsEnv(gym.Env):
         raise NotImplementedError
 
     def look(self, agent: str) -> tuple[Tree, Info]:
-        """Return what an agent sees who is there, and its info."""
+        """Return the observation and info of an agent that is present."""
         return self.obs[agent], self.info.get(agent, {})
 
     def with_joint(self, spaces: Spaces, joint: str) -> Spaces:
-        """Return spaces whose observations hold an agent's own and what is `joint`, as in `Spaces`."""
+        """Return spaces whose observations hold an agent's own and the `joint` ones, as in `Spaces`."""
         if not joint:
             return spaces
         return spaces._replace(observation=with_joint(spaces.observation, len(self.look_jointly(joint))), joint=joint)
 
     def look_jointly(self, joint: str, over: bool = False) -> np.ndarray:
-        """Return the environment's `state`, or the observations of `all` agents, zeros of who is not there, and who is, as a vector.
+        """Return a vector of the environment's `state`, or of the observations of `all` agents (zeros if absent) and which are present.
 
-        `over`: at the end of an agent's episode, where those who ended in the same step count as there.
+        `over`: at the end of an agent's episode, where agents that ended in the same step count as present.
         """
         with self.contract.naming():
             if joint == "state":
@@ -178,20 +178,20 @@ class AgentsEnv(gym.Env):
         return np.concatenate([*parts, np.array(there, dtype=np.float32)])
 
     def _find_state(self) -> Any:
-        """Return the environment's state; raise `SettingError` where it has none."""
+        """Return the environment's state; raise `SettingError` if it has none."""
         try:
             if callable(getattr(self.env, "state", None)):
                 return self.env.state()
-        except NotImplementedError:  # as PettingZoo's base classes say it
+        except NotImplementedError:  # as in PettingZoo's base classes
             pass
-        raise SettingError(f"critic_obs state: {self.name} has no state(), which returns an array; write one, or take critic_obs all")
+        raise SettingError(f"critic_obs state: {self.name} has no state() that returns an array; write one, or use critic_obs all")
 
     def _flatten(self, agent: str, obs: Tree | None) -> np.ndarray:
-        """Return what an agent sees as a vector; zeros if it is None."""
+        """Return the observation of an agent as a vector; zeros if it is None."""
         return flat_observation(as_spaces(self.env.observation_space(agent), self.env.action_space(agent)).observation, obs)
 
     def random_actions(self, seed: int) -> dict[str, Tree]:
-        """Draw a legal action of each agent who is to move."""
+        """Draw a legal action for each agent that is to move."""
         return {agent: self._random_action(agent, (seed + k) % 2**31) for k, agent in enumerate(self.to_move)}
 
     def _random_action(self, agent: str, seed: int) -> Tree:
@@ -201,7 +201,7 @@ class AgentsEnv(gym.Env):
         return legal_sample(space, mask) if len(mask) else space.sample()
 
     def get_state(self) -> State:
-        """Return the state that the environment's own `get_state` returns, and what was seen of it; raise without such a method."""
+        """Return the result of the environment's own `get_state`, and what was last read from it; raise if it has no such method."""
         return {"env": self.env.get_state(), "seen": {name: getattr(self, name) for name in self.seen}}
 
     def set_state(self, state: State) -> None:
@@ -217,7 +217,7 @@ class AgentsEnv(gym.Env):
 
 
 class JointActions(gym.Space[Any]):
-    """The legal actions of those who are to move in an environment, by name, to draw from."""
+    """Space of the legal actions of the agents that are to move, by name; for sampling."""
 
     def __init__(self, env: AgentsEnv) -> None:
         super().__init__()
@@ -231,12 +231,12 @@ class JointActions(gym.Space[Any]):
 
 
 class ParallelAgents(AgentsEnv):
-    """An environment in which all who are there move at once, PettingZoo's `ParallelEnv`."""
+    """An environment in which all present agents move simultaneously: PettingZoo's `ParallelEnv`."""
 
     def _reset(self, seed: int | None, options: Options) -> None:
         self.obs, self.info = self._read("reset", self.env.reset(seed=seed, options=options), FROM_RESET)
         self.present = self.to_move = list(self.env.agents)
-        self._check_told("reset", "observation", self.obs, self.present)
+        self._check_complete("reset", "observation", self.obs, self.present)
 
     def _step(self, actions: Mapping[str, Any]) -> None:
         obs, rewards, terminated, truncated, info = self._read("step", self.env.step(dict(actions)), FROM_STEP)
@@ -258,21 +258,21 @@ class ParallelAgents(AgentsEnv):
         """Return what a method returned; raise `SettingError` unless it is a tuple of mappings of these names."""
         if not isinstance(found, tuple | list) or len(found) != len(names):
             what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
-            raise SettingError(f"{self.contract.who}: {method} returned {what}, and must return {len(names)}: {', '.join(names)}")
-        for name, told in zip(names, found, strict=True):
-            if not isinstance(told, Mapping):
-                raise SettingError(f"{self.contract.who}: {method} returned {name} as {type(told).__name__}, and not as a dict by agent")
+            raise SettingError(f"{self.contract.who}: {method} returned {what}, but must return {len(names)}: {', '.join(names)}")
+        for name, values in zip(names, found, strict=True):
+            if not isinstance(values, Mapping):
+                raise SettingError(f"{self.contract.who}: {method} returned {name} as {type(values).__name__} instead of a dict by agent")
         return found
 
-    def _check_told(self, method: str, what: str, told: Mapping[str, Any], agents: Sequence[str]) -> None:
-        """Raise `SettingError` where a method left out an agent."""
+    def _check_complete(self, method: str, what: str, values: Mapping[str, Any], agents: Sequence[str]) -> None:
+        """Raise `SettingError` if a method left out an agent."""
         for agent in agents:
-            if agent not in told:
+            if agent not in values:
                 raise SettingError(f"{self.contract.who}: {method} returned no {what} of agent {agent}")
 
 
 class TurnAgents(AgentsEnv):
-    """An environment in which agents move in turn, PettingZoo's `AECEnv`. Those that ended are stepped away at once."""
+    """An environment in which agents take turns: PettingZoo's `AECEnv`. Agents that ended are stepped with None immediately."""
 
     takes_turns = True
 
@@ -299,8 +299,8 @@ class TurnAgents(AgentsEnv):
         env.step(actions[env.agent_selection])
         self._check_ends(env.agents, env.terminations, env.truncations)
         ended = self._find_ended()
-        there = [agent for agent in env.agents if agent in before or agent not in ended]  # others ended before, and wait to step away
-        self.rewards = {agent: env.rewards.get(agent, 0.0) for agent in there}  # of this step alone; `last()` has their sum since its move
+        there = [agent for agent in env.agents if agent in before or agent not in ended]  # others ended earlier
+        self.rewards = {agent: env.rewards.get(agent, 0.0) for agent in there}  # of this step alone, unlike `last()`
         self.terminated = {agent for agent in there if env.terminations[agent]}
         self.truncated = {agent for agent in there if env.truncations[agent]} - self.terminated
         over = [agent for agent in there if agent in ended]
@@ -313,24 +313,24 @@ class TurnAgents(AgentsEnv):
         self._look()
 
     def _find_ended(self) -> set[str]:
-        """Return who has ended, of those whom the environment has not let step away yet."""
+        """Return the agents that have ended, but that the environment has not removed yet."""
         return {agent for agent in self.env.agents if self.env.terminations[agent] or self.env.truncations[agent]}
 
 
 def is_path(env_id: str) -> bool:
-    """Return whether an id is the path of a module, function or class, and not one that gymnasium knows."""
+    """Return whether an id is the path of a module, function or class, and not registered in gymnasium."""
     return PATH.fullmatch(env_id) is not None and env_id not in gym.registry
 
 
 def is_packaged(env_id: str) -> bool:
-    """Return whether a path is that of an environment of PettingZoo, VMAS or this package, which a checkpoint may name."""
+    """Return whether a path names an environment of PettingZoo, VMAS or this package, which a checkpoint may name."""
     return PACKAGED.fullmatch(env_id) is not None
 
 
 def find_builder(env_id: str) -> Callable[..., Any]:
-    """Import what builds the environment of a path: a module's `parallel_env`, or else its `env`; or the function or class of this name.
+    """Import the builder of the environment at a path: a module's `parallel_env`, or else its `env`; or a function or class.
 
-    A path below `vmas` is the name of a scenario. Raises `SettingError`: there is no such thing, or a package is not installed.
+    A path under `vmas` names a scenario. Raises `SettingError`: the path does not exist, or a package is not installed.
     """
     if is_vmas(env_id):
         find_scenario(env_id)
@@ -339,17 +339,17 @@ def find_builder(env_id: str) -> Callable[..., Any]:
         found = _import(env_id)
     except ModuleNotFoundError as error:
         raise _missing(env_id, error.name or "") from error
-    except Exception as error:  # a module may raise anything as it is imported
+    except Exception as error:  # importing a module may raise anything
         reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
         raise SettingError(f"env.id {env_id!r} cannot be imported: {reason}") from error
     builder = getattr(found, "parallel_env", getattr(found, "env", None)) if isinstance(found, ModuleType) else found
     if not callable(builder):
-        raise SettingError(f"env.id {env_id!r} is no environment of PettingZoo: it has neither parallel_env nor env")
+        raise SettingError(f"env.id {env_id!r} is not a PettingZoo environment: it has neither parallel_env nor env")
     return builder
 
 
 def _missing(env_id: str, module: str) -> SettingError:
-    """Return the error for a module that is not there: a part of the path, or a package that the environment needs."""
+    """Return the error for a missing module: a part of the path, or a package that the environment needs."""
     parent, _, name = module.rpartition(".")
     found = sys.modules.get(parent)
     package = module if found else module.partition(".")[0]
@@ -384,17 +384,18 @@ def has_agents(env: object) -> bool:
 
 
 def wrap_agents(env: Any, name: str, index: int = 0) -> AgentsEnv:
-    """Return an environment of PettingZoo behind the common interface; `name` and `index` are for messages.
+    """Wrap an environment of PettingZoo in the common interface; `name` and `index` are for messages.
 
-    Raises `SettingError`: it is none, or does not name the agents that there may be.
+    Raises `SettingError`: it is not a PettingZoo environment, or does not list its possible agents.
     """
     if not has_agents(env) and hasattr(env, "possible_agents"):
         raise SettingError(
-            f"{name} builds {type(env).__name__}, whose observation_space is not a method: PettingZoo asks observation_space(agent)"
+            f"{name} builds {type(env).__name__}, whose observation_space is not a method: PettingZoo calls observation_space(agent)"
         )
     if not has_agents(env):
-        raise SettingError(f"{name} builds {type(env).__name__}, which is no environment of PettingZoo; those of one agent are registered")
+        what = "which is not a PettingZoo environment; register environments of one agent with gymnasium"
+        raise SettingError(f"{name} builds {type(env).__name__}, {what}")
     made = (TurnAgents if hasattr(env, "agent_iter") else ParallelAgents)(env, name, index)
     if not made.agents:
-        raise SettingError(f"{name} has no possible_agents: name all agents that may ever be there, each is a row")
+        raise SettingError(f"{name} has no possible_agents: list all agents that may ever be present, as each is a row")
     return made

@@ -1,4 +1,4 @@
-"""Environments of several agents as the environments of a collector: all learn in `AgentStepper`, one in each copy in `SeatStepper`."""
+"""Steppers of environments of several agents for a collector: with `AgentStepper` all agents learn, with `SeatStepper` one per copy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -12,16 +12,16 @@ from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_index
 
 MAX_MOVES = 10_000
-"""Of others in a row, after which an error says that the learner never is to move."""
+"""Maximum number of moves of others in a row; after them an error reports that it is never the learner's turn."""
 SIDE = "all"
 """The name of the only side."""
 
 
 class AgentStepper:
-    """Steps environments in which all agents move at once and learn; each agent is a row. Has the methods of `envs.stepping.Stepper`.
+    """Steps environments in which all agents move simultaneously and learn; each agent is a row. Has the methods of `Stepper`.
 
     Args:
-        world: with one side, which has all agents.
+        world: a world with one side, which has all agents.
     """
 
     restarts, workers = 0, None
@@ -33,29 +33,29 @@ class AgentStepper:
         self.outcome = self._make_outcome()
         self.num_envs, self.all_valid = self.outcome.num, self.outcome.all_valid
         self.labels = self.side.labels if self.outcome is self.side.outcome else []
-        """What messages call the rows, where all agents are rows."""
+        """Names of the rows in messages, if all agents are rows."""
 
     def _make_outcome(self) -> Outcome:
         return self.side.outcome
 
     @property
     def present(self) -> np.ndarray:
-        """Return whose agents are there, of all rows."""
+        """Return the rows whose agents are present."""
         return self.side.present
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        """Start an episode everywhere, with seed, seed + 1, … Return the first observations and their masks."""
+        """Start an episode in every copy, with seed, seed + 1, … Return the first observations and their masks."""
         self.world.reset(seed)
         return self.side.newest()
 
     def restart_all(self) -> EnvStep:
-        """Abandon all episodes and start new ones: a step that is not experience."""
+        """Abandon all episodes and start new ones; return a step that is not experience."""
         obs, mask = self.reset()
         self.outcome.start[:] = True
         return self.outcome.pop_step(obs, mask)
 
     def step(self, action: Tree) -> EnvStep:
-        """Step all copies with the actions `[N, ...]` of agents, in their own form; those of who is not there are ignored."""
+        """Step all copies with the actions `[N, ...]` of agents, in their own format; actions of absent agents are ignored."""
         return self.world.step({SIDE: action})[SIDE]
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
@@ -63,28 +63,28 @@ class AgentStepper:
         self.world.set_lessons(lessons)
 
     def state_dict(self) -> State:
-        """Return all that the next steps depend on, as plain data, between two steps."""
+        """Return everything that the next steps depend on, as plain data; only between two steps."""
         return self.world.get_state()
 
     def load_state_dict(self, state: State) -> str | None:
-        """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
+        """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
         return self.world.set_state(state)
 
 
 class Opponent(Protocol):
-    """Who plays the seats that do not learn."""
+    """Plays the seats that do not learn."""
 
     def reset(self, seed: int | None) -> None:
-        """Start new episodes in all copies; `seed`: of its draws, None: go on with the last one."""
+        """Start new episodes in all copies; `seed`: for its random draws, None: continue with the last one."""
 
     def begin(self, copies: np.ndarray, seats: np.ndarray) -> None:
-        """Note that episodes begin in K copies, with the learner in these seats, or the team of this number, before anyone moves.
+        """Note that episodes begin in K copies, before any move; `seats`: the learners' seats, or the numbers of the learning teams.
 
-        An episode that has not finished was abandoned.
+        An unfinished episode of these copies was abandoned.
         """
 
     def finish(self, copies: np.ndarray, results: np.ndarray) -> None:
-        """Note that the episodes of K copies ended, with these `points` of the learner, or of its team."""
+        """Note that the episodes of K copies ended, with these `points` of the learner or of its team."""
 
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
         """Return actions for observations `[K, ...]` and masks `[K, M]` of K rows; `start [K]`: whether it is their first move.
@@ -93,7 +93,7 @@ class Opponent(Protocol):
         """
 
     def get_state(self) -> State:
-        """Return all that the next moves depend on."""
+        """Return everything that the next moves depend on."""
 
     def set_state(self, state: State) -> None:
         """Restore a state."""
@@ -103,8 +103,8 @@ class SeatStepper(AgentStepper):
     """Steps games with one learner in each copy: a row is a copy. The learner takes the next seat in each episode.
 
     A step runs from the learner's move to its next one, or to the end of its episode, where the copy begins the next one. `opponent` acts
-    for the others: before the learner, after it, or at the same time. That is part of the learner's environment, and the rewards in between
-    are added up, including those before its first move.
+    for the others: before the learner, after it, or at the same time. Their moves are part of the learner's environment. Rewards between
+    the learner's moves are added up, including those before its first move.
     """
 
     opponent: Opponent
@@ -113,15 +113,15 @@ class SeatStepper(AgentStepper):
         super().__init__(world)
         self.agents, num = self.side.agents, len(world.copies)
         self.num_seats = self.side.num
-        """Agents of all copies."""
+        """Number of agents of all copies."""
         self.seats = np.arange(num) % len(self.agents)
-        """Which agent learns, in each copy."""
+        """Index of the learning agent of each copy."""
         self.moved = np.zeros(self.side.num, dtype=bool)
-        """Who has moved in the current episode."""
+        """Agents that have moved in the current episode."""
         self.paid = np.zeros(num)
-        """What each learner has got since its move."""
+        """Reward of each learner since its last move."""
         self.returns = np.zeros((num, len(self.agents)))
-        """What each agent has got in the current episode."""
+        """Return of each agent in the current episode so far."""
 
     def _make_outcome(self) -> Outcome:
         return Outcome(len(self.world.copies))
@@ -136,7 +136,7 @@ class SeatStepper(AgentStepper):
         return self._newest()
 
     def step(self, action: Tree) -> EnvStep:
-        """Step all copies with the learners' actions `[N, ...]`, in their own form, and play on until each is to move again."""
+        """Step all copies with the learners' actions `[N, ...]`, in their own format, and play on until each is to move again."""
         self.outcome.acted[:] = True
         everywhere = range(len(self.seats))
         self._move({e: {self._learner(e): tree_index(action, e)} for e in everywhere})
@@ -150,7 +150,7 @@ class SeatStepper(AgentStepper):
         return self.agents[self.seats[e]]
 
     def _play_others(self) -> None:
-        """Let others move until the learner is to move in every copy. Raises `SettingError`: it never is."""
+        """Let others move until it is the learner's turn in every copy. Raises `SettingError`: it never is."""
         for _ in range(MAX_MOVES):
             waiting = [e for e, copy in enumerate(self.world.copies) if self._learner(e) not in copy.to_move]
             if not waiting:
@@ -158,12 +158,12 @@ class SeatStepper(AgentStepper):
             self._move({e: {} for e in waiting})
         mover, learner = next(iter(self.world.copies[waiting[0]].to_move)), self._learner(waiting[0])
         raise SettingError(
-            f"{self.world.copies[waiting[0]].contract.who}: others made {MAX_MOVES:,} moves, now {mover}, and agent {learner} none; "
-            "does step pass the turn on?"
+            f"{self.world.copies[waiting[0]].contract.who}: others made {MAX_MOVES:,} moves and agent {learner} none, "
+            f"and {mover} moves next; does step pass the turn on?"
         )
 
     def _move(self, actions: dict[int, dict[str, Tree]]) -> None:
-        """Step copies with the actions of their learners, if any, and the opponent's for all others who are to move."""
+        """Step copies with the actions of their learners, if any, and the opponent's for all others that are to move."""
         side, copies = self.side, self.world.copies
         others = [(e, agent) for e, own in actions.items() for agent in copies[e].to_move if agent not in own]
         if others:
@@ -177,7 +177,7 @@ class SeatStepper(AgentStepper):
             self._finish(np.array(over))
 
     def _step_copy(self, e: int, actions: dict[str, Tree]) -> bool:
-        """Step one copy. Return whether its episode is over: its learner has ended, or nobody is there."""
+        """Step one copy. Return whether its episode is over: its learner has ended, or no agent is present."""
         copy, rows, learner = self.world.copies[e], self.side.rows[e], self._learner(e)
         cut = self.world.move(e, actions)
         self.moved[[rows[agent] for agent in actions]] = True
@@ -205,7 +205,7 @@ class SeatStepper(AgentStepper):
         self.opponent.begin(over, self.seats[over])
 
     def _newest(self) -> tuple[Tree, Tree]:
-        """Return what the learners see."""
+        """Return the learners' observations and masks."""
         side = self.side
         return tree_index((side.obs, side.mask), np.arange(len(self.seats)) * len(self.agents) + self.seats)
 
@@ -223,15 +223,15 @@ class SeatStepper(AgentStepper):
             try:
                 set_arrays(self, {"returns": self.returns, **state}, ("seats", "moved", "paid", "returns"), len(self.agents))
             except (KeyError, TypeError, ValueError):
-                return f"{self.name} did not come back as it was saved"
+                return f"{self.name} could not be restored exactly"
             self.opponent.set_state(state["opponent"])
         return reason
 
 
 def set_arrays(stepper: Any, state: State, names: Sequence[str], num_seats: int) -> None:
-    """Restore arrays of a stepper, of which `seats` are below `num_seats`.
+    """Restore arrays of a stepper; all `seats` must be below `num_seats`.
 
-    Raises `KeyError`, `TypeError` or `ValueError`, and restores nothing: one is missing, or has another shape, type or range.
+    Raises `KeyError`, `TypeError` or `ValueError`, and restores nothing: an array is missing, or has another shape, type or range.
     """
     arrays = {name: np.array(state[name]) for name in names}
     for name, values in arrays.items():
@@ -245,9 +245,9 @@ def set_arrays(stepper: Any, state: State, names: Sequence[str], num_seats: int)
 
 
 def points(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
-    """Return what the learners of K games won, `[K]`: 1 for each other player with a lower return, ½ for an equal one, their mean.
+    """Return the points of the learners in K games, `[K]`: the mean over the other players of 1 for a lower return, ½ for an equal one.
 
-    So players who are equally good have ½ on average, however many they are.  returns: of all players, or teams, `[K, A]`.  seats: `[K]`.
+    So equally good players have ½ on average, whatever their number.  returns: returns of all players, or teams, `[K, A]`.  seats: `[K]`.
     """
     own = returns[np.arange(len(seats)), seats]
     return 0.5 + 0.5 * np.sign(own[:, None] - returns).sum(1) / max(1, returns.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""Games between teams as the environment of a collector: one team learns in each copy, with all of its agents."""
+"""Stepper of games between teams for a collector: in each copy all agents of one team learn."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,13 @@ from lightning_rl.types import EnvStep, State, Tree, tree_index
 
 
 class TeamStepper(AgentStepper):
-    """Steps games in which all agents move at once and one team of each copy learns: row copy * S + member is one of its S agents.
+    """Steps games in which all agents move simultaneously and one team of each copy learns: row copy * S + member is one of its S agents.
 
-    The next team learns in the next episode. `opponent` acts for all other agents, which is part of the learners' environment. An episode
-    also ends with the last agent of the team that learns; the others then play it no further.
+    The next team learns in the next episode. `opponent` acts for all other agents, as part of the learners' environment. An episode also
+    ends when the last agent of the learning team ends, even if others could play on.
 
     Args:
-        world: with one side, which has all agents and knows their teams.
+        world: a world with one side, which has all agents and their teams.
     """
 
     opponent: Opponent
@@ -25,28 +25,28 @@ class TeamStepper(AgentStepper):
     def __init__(self, world: World) -> None:
         agents, teams = world.sides[SIDE].agents, world.sides[SIDE].spaces.teams
         self.members = np.array([[agents.index(agent) for agent in team] for team in teams])
-        """The numbers of the agents of each team, `[teams, S]`."""
+        """Indices of the agents of each team, `[teams, S]`."""
         super().__init__(world)
         num = len(world.copies)
         self.agents, self.num_seats = agents, self.side.num
         self.seats = np.arange(num) % len(teams)
-        """Which team learns, in each copy."""
+        """Index of the learning team of each copy."""
         self.begins = np.ones(self.num_seats, dtype=bool)
-        """Whose next move is the first one, of all agents."""
+        """Agents whose next move is their first in the episode."""
         self.returns = np.zeros((num, len(agents)))
-        """What each agent has got in the current episode."""
+        """Return of each agent in the current episode so far."""
 
     def _make_outcome(self) -> Outcome:
         return Outcome(len(self.world.copies) * self.members.shape[1])
 
     @property
     def learners(self) -> np.ndarray:
-        """Return the side's rows of those who learn, `[E * S]`."""
+        """Return the side's rows of the learning agents, `[E * S]`."""
         return (np.arange(len(self.seats))[:, None] * len(self.agents) + self.members[self.seats]).ravel()
 
     @property
     def present(self) -> np.ndarray:
-        """Return which of those who learn are there."""
+        """Return which of the learning agents are present."""
         return self.side.present[self.learners]
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
@@ -58,7 +58,7 @@ class TeamStepper(AgentStepper):
         return self._newest()
 
     def step(self, action: Tree) -> EnvStep:
-        """Step all copies with the learners' actions `[N, ...]`, in their own form; those of who is not there are ignored."""
+        """Step all copies with the learners' actions `[N, ...]`, in their own format; actions of absent agents are ignored."""
         learners, happened = self.learners, self.side.outcome
         moves = self._choose(learners, action)
         over = [e for e in range(len(self.seats)) if self._step_copy(e, moves)]
@@ -70,7 +70,7 @@ class TeamStepper(AgentStepper):
         return self.outcome.pop_step(*self._newest())
 
     def _choose(self, learners: np.ndarray, action: Tree) -> dict[int, Tree]:
-        """Return the action of each row of the side: the learners' own, and the opponent's for the others who are there."""
+        """Return the action of each row of the side: the learners' own, and the opponent's for the other agents that are present."""
         side, others = self.side, self.side.present.copy()
         others[learners] = False
         moves = {row: tree_index(action, k) for k, row in enumerate(learners.tolist())}
@@ -82,7 +82,7 @@ class TeamStepper(AgentStepper):
         return moves
 
     def _step_copy(self, e: int, moves: Mapping[int, Tree]) -> bool:
-        """Step one copy. Return whether its episode is over: its last learner has ended, or nobody is there."""
+        """Step one copy. Return whether its episode is over: its last learner has ended, or no agent is present."""
         copy, rows = self.world.copies[e], self.side.rows[e]
         cut = self.world.move(e, {agent: moves[rows[agent]] for agent in copy.to_move})
         self.world.note(e, self.side, rows, cut)
@@ -94,7 +94,7 @@ class TeamStepper(AgentStepper):
         return False
 
     def _finish(self, over: np.ndarray) -> None:
-        """Begin the next episodes of copies, in which the next team learns."""
+        """Begin the next episodes of copies, with the next team as learners."""
         self.opponent.finish(over, points(self.returns[over][:, self.members].mean(2), self.seats[over]))
         self.seats[over] = (self.seats[over] + 1) % len(self.members)
         self.returns[over] = 0.0
@@ -103,7 +103,7 @@ class TeamStepper(AgentStepper):
         self.opponent.begin(over, self.seats[over])
 
     def _newest(self) -> tuple[Tree, Tree]:
-        """Return what the learners see."""
+        """Return the learners' observations and masks."""
         return tree_index((self.side.obs, self.side.mask), self.learners)
 
     def restart_all(self) -> EnvStep:
@@ -120,6 +120,6 @@ class TeamStepper(AgentStepper):
             try:
                 set_arrays(self, state, ("seats", "begins", "returns"), len(self.members))
             except (KeyError, TypeError, ValueError):
-                return f"{self.name} did not come back as it was saved"
+                return f"{self.name} could not be restored exactly"
             self.opponent.set_state(state["opponent"])
         return reason

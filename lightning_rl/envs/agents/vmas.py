@@ -1,4 +1,4 @@
-"""Scenarios of VMAS (Bettini et al. 2022, https://arxiv.org/abs/2207.03530): many copies in one call, or one copy in PettingZoo's form."""
+"""Scenarios of VMAS (Bettini et al. 2022, https://arxiv.org/abs/2207.03530): many copies in one call, or one copy with PettingZoo's API."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ from lightning_rl.spaces import JOINT, OWN, Spaces
 from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy
 
 PREFIX = "vmas."
-"""How the id of a scenario begins: `vmas.simple_spread`."""
+"""Prefix of the ids of scenarios, such as `vmas.simple_spread`."""
 DEFAULT_MAX_STEPS = 100
 OURS = ("scenario", "num_envs", "device", "wrapper", "wrapper_kwargs", "dict_spaces", "terminated_truncated", "seed", "grad_enabled")
-"""Arguments of `vmas.make_env` that are not the user's."""
+"""Arguments of `vmas.make_env` that users cannot set."""
 
 
 def is_vmas(env_id: str) -> bool:
@@ -49,20 +49,20 @@ def _load(env_id: str) -> ModuleType:
 
 
 class VmasCopies:
-    """E copies of a scenario with A agents, which draw random numbers of their own (VMAS's draw from one stream for a whole process).
+    """E copies of a scenario with A agents and their own random state (VMAS itself has one for the whole process).
 
-    An episode ends for all agents of a copy at once. Observations are A trees of arrays `[E, ...]`, rewards `[E, A]`, flags `[E]`.
+    An episode ends for all agents of a copy in the same step. Observations are A trees of arrays `[E, ...]`, rewards `[E, A]`, flags `[E]`.
 
     Args:
         env_id: `vmas.` and the name of a scenario.
         num_copies: E.
-        kwargs: of `vmas.make_env` and of the scenario; episodes have 100 steps unless they name `max_steps`.
+        kwargs: arguments of `vmas.make_env` and of the scenario; the default of `max_steps`, the length of episodes, is 100.
     """
 
     def __init__(self, env_id: str, num_copies: int, kwargs: Mapping[str, Any]) -> None:
         for name in OURS:
             if name in kwargs:
-                raise SettingError(f"env.kwargs of {env_id} cannot name {name}")
+                raise SettingError(f"env.kwargs of {env_id} cannot set {name}")
         scenario, vmas = find_scenario(env_id), _load(env_id)
         self.shared: list[Any] = vmas.simulator.environment.Environment.vmas_random_state
         self.draws: list[Any] = [
@@ -71,7 +71,7 @@ class VmasCopies:
             random.Random(0).getstate(),
         ]
         arguments = {"max_steps": DEFAULT_MAX_STEPS, "clamp_actions": True, **kwargs}
-        arguments.pop("render_mode", None)  # of `VmasGame`
+        arguments.pop("render_mode", None)  # for `VmasGame`
         with self._drawing(), catch_warnings(record=True) as warned:
             simplefilter("always")
             self.env = vmas.make_env(scenario, num_copies, device="cpu", terminated_truncated=True, **arguments)
@@ -93,12 +93,12 @@ class VmasCopies:
             self.draws, self.shared[:] = self.shared[:], before
 
     def reset(self, seed: int | None = None) -> list[Tree]:
-        """Start an episode in all copies; go on with the last seed's random numbers if it is None. Return the observations."""
+        """Start an episode in all copies; without a seed, continue the current random stream. Return the observations."""
         with self._drawing():
             return as_arrays(self.env.reset(seed=None if seed is None else seed % 2**32))
 
     def step(self, actions: Sequence[np.ndarray]) -> tuple[list[Tree], np.ndarray, np.ndarray, np.ndarray]:
-        """Step with an array `[E, ...]` for each agent. Return observations, rewards, and which copies terminated and were truncated."""
+        """Step with an array `[E, ...]` for each agent. Return observations, rewards, and which copies terminated or were truncated."""
         taken = [torch.from_numpy(np.ascontiguousarray(each)) for each in actions]
         with self._drawing():
             obs, reward, terminated, truncated, _ = self.env.step(taken)
@@ -107,11 +107,11 @@ class VmasCopies:
     def start(self, ended: np.ndarray, restorable: bool) -> list[Tree]:
         """Start an episode in some copies `[E]`. Return all observations.
 
-        VMAS starts one copy or all, which takes as long. So several start with all others, which then get back what they were.
+        VMAS resets either one copy or all copies, at the same cost. So to start several, reset all and then restore the others.
 
         Args:
-            ended: which copies.
-            restorable: whether `set_state` restores the scenario; else they start one by one.
+            ended: which copies to start.
+            restorable: whether `set_state` can restore the scenario; if not, copies start one by one.
         """
         if ended.all():
             return self.reset()
@@ -123,7 +123,7 @@ class VmasCopies:
             return as_arrays(self.env.get_from_scenario(True, False, False, False)[0])
 
     def _start_together(self, ended: np.ndarray) -> bool:
-        """Start an episode in all copies, and restore those that have not ended; all of them if more than their rows changed: False."""
+        """Start an episode in all copies, then restore those not `ended`. If more than rows changed, restore all and return False."""
         before = self.get_state()
         with self._drawing():
             self.env.reset(return_observations=False)
@@ -133,7 +133,7 @@ class VmasCopies:
         return only_rows
 
     def get_state(self) -> State:
-        """Return all tensors and numbers that VMAS keeps, and the random state, as plain data."""
+        """Return all tensors and numbers that VMAS holds, and the random state, as plain data."""
         found: list[tuple[str, Any, Any, str]] = []
         first: dict[int, int] = {}
         for path, holder in holders(self.env):
@@ -149,7 +149,7 @@ class VmasCopies:
         return {"values": found, "draws": [torch_state.numpy().copy(), numpy_state, python_state]}
 
     def set_state(self, state: State) -> None:
-        """Restore a state in copies that were built in the same way. Raises `KeyError` or `IndexError`: it does not fit."""
+        """Restore a state in copies that were built the same way. Raises `KeyError` or `IndexError`: it does not fit."""
         places = dict(holders(self.env))
         made: list[Any] = []
         for path, key, value, kind in state["values"]:
@@ -157,19 +157,19 @@ class VmasCopies:
             if not isinstance(key, tuple):
                 holder = places[path]
                 (holder if isinstance(holder, dict | list) else vars(holder))[key] = made[-1]
-            elif key[0] < len(keys := list(places.get(path, ()))):  # else VMAS has not filled it yet, and does so anew in each step
+            elif key[0] < len(keys := list(places.get(path, ()))):  # else VMAS has not filled it yet, and refills it in each step
                 places[path][keys[key[0]]] = made[-1]
         torch_state, (kind, keys, *rest), (version, numbers, gauss) = state["draws"]
         self.draws = [torch.from_numpy(np.array(torch_state)), (kind, np.array(keys), *rest), (version, tuple(numbers), gauss)]
 
 
 def unused(message: str, kwargs: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that a warning of VMAS names."""
+    """Return the arguments named in a warning of VMAS."""
     return [name for name in kwargs if repr(name) in message] or [message]
 
 
 def restore_rows(now: list[tuple[str, Any, Any, str]], before: list[tuple[str, Any, Any, str]], kept: np.ndarray) -> bool:
-    """Write the kept rows `[E]` of arrays that hold one for each copy back from before. Return whether all else is as it was."""
+    """Write back the `kept` rows `[E]` of arrays with a row for each copy. Return whether everything else is unchanged."""
     if [(path, key, kind) for path, key, _, kind in now] != [(path, key, kind) for path, key, _, kind in before]:
         return False
     for (_, _, new, kind), (_, _, old, _) in zip(now, before, strict=True):
@@ -181,7 +181,7 @@ def restore_rows(now: list[tuple[str, Any, Any, str]], before: list[tuple[str, A
 
 
 def entries(holder: Any) -> list[tuple[Any, Any]]:
-    """Return what an object, list or dict holds by names or numbers; by `(place,)` where the key of a dict is neither."""
+    """Return the values of an object, list or dict with their names or indices; with `(index,)` for other keys of a dict."""
     if isinstance(holder, list | tuple):
         return list(enumerate(holder))
     found = enumerate((holder if isinstance(holder, dict) else vars(holder)).items())
@@ -189,13 +189,13 @@ def entries(holder: Any) -> list[tuple[Any, Any]]:
 
 
 def holders(env: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all objects of VMAS, and lists and dicts, that an environment is made of, each once, with the path to it."""
+    """Yield all VMAS objects, lists and dicts in an environment, each once, with its path."""
     waiting, seen = [("", env)], {id(env)}
     for path, holder in waiting:
         if not isinstance(holder, tuple):
             yield path, holder
         for key, value in entries(holder):
-            package = type(value).__module__.partition(".")[0]  # that of a scenario, which VMAS loads from its file, is empty
+            package = type(value).__module__.partition(".")[0]  # empty for a scenario, which VMAS loads from its file
             own = package in ("", "vmas") and hasattr(value, "__dict__") and not isinstance(value, Enum | type)
             if (own or isinstance(value, dict | list | tuple)) and id(value) not in seen:
                 seen.add(id(value))
@@ -203,12 +203,12 @@ def holders(env: Any) -> Iterator[tuple[str, Any]]:
 
 
 def as_arrays(obs: list[Any]) -> list[Tree]:
-    """Return observations of VMAS, which are copies, as arrays that share their memory."""
+    """Return VMAS's observations, which are copies already, as arrays that share their memory."""
     return [tree_to_numpy(each) for each in obs]
 
 
 def as_gymnasium(space: Any) -> gym.Space:
-    """Return a space of gym, which VMAS uses, as one of gymnasium."""
+    """Convert a space of gym, which VMAS uses, to gymnasium."""
     if hasattr(space, "spaces"):
         return gym.spaces.Dict({key: as_gymnasium(each) for key, each in space.spaces.items()})
     if hasattr(space, "nvec"):
@@ -217,7 +217,7 @@ def as_gymnasium(space: Any) -> gym.Space:
 
 
 class VmasGame:
-    """One copy of a scenario in the form of PettingZoo's `ParallelEnv`, to probe, evaluate and film it; arguments as of `VmasCopies`."""
+    """One copy of a scenario as a PettingZoo `ParallelEnv`, for probing, evaluation and videos; arguments as for `VmasCopies`."""
 
     def __init__(self, env_id: str, render_mode: str | None = None, **kwargs: Any) -> None:
         self.copies, self.render_mode = VmasCopies(env_id, 1, kwargs), render_mode
@@ -257,17 +257,17 @@ class VmasGame:
 
 
 class BatchedStepper:
-    """Steps copies of a scenario as the environments of a collector; row e * A + a is agent a of copy e.
+    """Steps copies of a scenario for a collector; row e * A + a is agent a of copy e.
 
-    All copies and agents step in one call, without a loop over copies. It has the methods of `envs.stepping.Stepper`. A copy
-    begins its next episode in the step that ends one.
+    All copies and agents step in one call, without a loop over copies. It has the methods of `envs.stepping.Stepper`. The step that ends an
+    episode of a copy starts the next one.
 
     Args:
         copies: E copies of A agents with equal spaces.
-        spaces: of an agent.
-        name: for messages.
+        spaces: the spaces of one agent.
+        name: name in messages.
         can_be_saved: whether the copies can be saved in the middle of an episode.
-        settings: a fingerprint of the settings, which a state must fit.
+        settings: a fingerprint of the settings, which must equal that of a restored state.
     """
 
     restarts, workers = 0, None
@@ -283,15 +283,15 @@ class BatchedStepper:
         """Do nothing: there is nothing to close."""
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        """Start an episode everywhere, all from one seed. Return the first observations, and no masks."""
+        """Start an episode in every copy, all from one seed. Return the first observations, and no masks."""
         return self._rows(tree_stack(self.copies.reset(seed), 1)), ()
 
     def restart_all(self) -> EnvStep:
-        """Abandon all episodes and start new ones: a step that is not experience."""
+        """Abandon all episodes and start new ones; return a step that is not experience."""
         return first_step(*self.reset(), self.num_envs)
 
     def step(self, action: Tree) -> EnvStep:
-        """Step all copies with the actions `[N, ...]` of agents, in their own form."""
+        """Step all copies with the actions `[N, ...]` of agents, in their own format."""
         seen, reward, terminated, truncated = self.copies.step([action[a :: self.agents] for a in range(self.agents)])
         obs, over, final_obs = tree_stack(seen, 1), terminated | truncated, None
         if over.any():
@@ -302,7 +302,7 @@ class BatchedStepper:
         return EnvStep(self._rows(obs), reward.ravel(), terminated, truncated, self.all_valid, start, np.flatnonzero(start), final_obs, {})
 
     def _rows(self, obs: Tree) -> Tree:
-        """Return observations `[E, A, ...]` as those of rows, with what all agents of a copy see where critics read that."""
+        """Reshape observations `[E, A, ...]` to rows, adding those of all agents of a copy if critics read them."""
         own = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), obs)
         if not self.spaces.joint:
             return own
@@ -312,18 +312,18 @@ class BatchedStepper:
         return {OWN: own, JOINT: np.repeat(np.concatenate([seen.reshape(len(seen), -1), there], 1), self.agents, 0)}
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Raise `SettingError`: such an environment takes none."""
+        """Raise `SettingError`: these environments have no parameters."""
         raise SettingError(f"{self.name} takes no lessons: it has no parameters")
 
     def state_dict(self) -> State:
-        """Return all that the next steps depend on, as plain data, between two steps."""
+        """Return everything that the next steps depend on, as plain data; only between two steps."""
         states = self.copies.get_state() if self.can_be_saved else None
         return {"num_copies": self.copies.env.num_envs, "settings": self.settings, "states": states}
 
     def load_state_dict(self, state: State) -> str | None:
-        """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
+        """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
         if state["states"] is None or not self.can_be_saved:
-            return f"{self.name} cannot be saved in the middle of one"
+            return f"{self.name} cannot be saved in the middle of an episode"
         if not isinstance(state["states"], dict) or "num_copies" not in state:
             return "the checkpoint has environments of another kind"
         if state["num_copies"] != self.copies.env.num_envs:
@@ -333,5 +333,5 @@ class BatchedStepper:
         try:
             self.copies.set_state(state["states"])
         except (KeyError, IndexError, TypeError, ValueError):
-            return f"{self.name} did not come back as it was saved"
+            return f"{self.name} could not be restored exactly"
         return None

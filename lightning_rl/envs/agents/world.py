@@ -1,4 +1,4 @@
-"""Copies of an environment of several agents, stepped together: the agents of each side are rows of a vector environment."""
+"""Copies of an environment of several agents, stepped together. The agents of each side are rows of a vector environment."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,32 +19,32 @@ from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_
 
 
 class Outcome:
-    """What happened to N rows since the last `pop_step`: rewards are added up, and episodes that ended are noted."""
+    """Results of N rows since the last `pop_step`: summed rewards, and the ends of episodes."""
 
     def __init__(self, num: int) -> None:
         self.num, self.all_valid = num, np.ones(num, dtype=bool)
         self.forget()
 
     def forget(self) -> None:
-        """Start again, in new arrays."""
+        """Clear all results, with new arrays."""
         self.reward, self.acted = np.zeros(self.num), np.zeros(self.num, dtype=bool)
         self.terminated, self.truncated, self.start = (np.zeros(self.num, dtype=bool) for _ in range(3))
         self.final: dict[int, tuple[Tree, Tree, Info]] = {}
 
     def end(self, row: int, seen: tuple[Tree, Tree], info: Info, terminated: bool) -> None:
-        """Note that the episode of a row ended, and what it saw last."""
+        """Note that the episode of a row ended, with its final observation and mask."""
         self.terminated[row], self.truncated[row], self.start[row] = terminated, not terminated, True
         self.final[row] = (*tree_map(np.array, seen), info)
 
     def take(self, other: "Outcome", rows: np.ndarray, following: np.ndarray) -> None:
-        """Take over what happened to rows of another; those that follow in their places say whether an episode begins."""
+        """Take over the results of `rows` of another; the rows `following` in their places determine whether an episode begins."""
         for name in ("reward", "acted", "terminated", "truncated"):
             setattr(self, name, getattr(other, name)[rows])
         self.start = other.start[following]
         self.final = {k: other.final[row] for k, row in enumerate(rows.tolist()) if row in other.final}
 
     def pop_step(self, obs: Tree, mask: Tree) -> EnvStep:
-        """Return what happened, with the newest observations and masks of all rows, and forget it."""
+        """Return the results, with the newest observations and masks of all rows, and clear them."""
         ended = np.flatnonzero(self.terminated | self.truncated)
         finals = [self.final[int(row)] for row in ended]
         final_obs = tree_stack([obs for obs, _, _ in finals]) if finals else None
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def gather_success(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
-    """Return what infos of rows report of their success as arrays `[num]`, with gymnasium's mask of who reports it."""
+    """Return the success reported in the infos of rows as arrays `[num]`, with gymnasium's mask of the rows that report it."""
     for name in SUCCESS:
         given = {row: float(np.asarray(info[name]).item()) for row, info in infos.items() if info.get(name) is not None}
         if given:
@@ -69,7 +69,7 @@ def gather_success(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
 
 
 def gather_parameters(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
-    """Return the parameters and lessons of rows whose episodes ended, by name as arrays `[num]`; nothing where there are none."""
+    """Return the parameters and lessons of rows whose episodes ended, by name as arrays `[num]`; an empty dict if there are none."""
     found: dict[str, Any] = {}
     for key, kind in ((PARAMETERS, np.float64), (LESSONS, np.int64)):
         for row, info in infos.items():
@@ -81,13 +81,13 @@ def gather_parameters(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
 class Side:
     """The A agents of one behavior, in all copies: row e · A + a is agent a of copy e.
 
-    The row of an agent that is not there is no experience: `valid` is False, its observation zeros, its mask all true, and `episode_start`
-    True, so that it remembers nothing when it comes.
+    The row of an absent agent is not experience: `valid` is False, its observation zeros, its mask all true, and `episode_start` True, so
+    that its memory is empty when it enters.
 
     Attributes:
         rows: the row of each agent, for each copy.
-        obs, mask: the newest of each row.  present: whether its agent is there.
-        outcome: what happened to the rows.
+        obs, mask: the newest of each row.  present: whether its agent is present.
+        outcome: the results of the rows.
     """
 
     def __init__(self, env_name: str, name: str, spaces: Spaces, num_copies: int) -> None:
@@ -95,26 +95,26 @@ class Side:
         agents, self.num = len(self.agents), num_copies * len(self.agents)
         self.rows = [{agent: e * agents + a for a, agent in enumerate(self.agents)} for e in range(num_copies)]
         self.labels = [f"agent {agent} of environment {e} of {env_name}" for e in range(num_copies) for agent in self.agents]
-        """What messages call each row."""
+        """Name of each row in messages."""
         self.masks = make_masks(spaces, "{}")
         self.obs, self.mask = allocate(spaces.observation, self.num), spaces.masks(self.num)
         self.present = np.zeros(self.num, dtype=bool)
         self.outcome = Outcome(self.num)
 
     def read(self, row: int, obs: Tree, info: Info, joint: Tree = (), over: bool = False) -> tuple[Tree, Tree]:
-        """Return what a row sees as observation and mask.
+        """Return the observation and mask of a row.
 
-        `joint`: what `see_jointly` returned. `over`: at the end of its episode, where a mask may be missing.
+        `joint`: the result of `see_jointly`. `over`: at the end of its episode, where a mask may be missing.
         """
         obs, mask = self.masks.one(obs, info, self.labels[row], over)
         return ({OWN: obs, JOINT: joint} if self.spaces.joint else obs), mask
 
     def see_jointly(self, copy: AgentsEnv, over: bool = False) -> Tree:
-        """Return what its agents' critics see of a copy in addition to their observations; () if nothing. `over`: as in `look_jointly`."""
+        """Return what the agents' critics observe in a copy beyond the agents' observations; () if nothing. `over`: see `look_jointly`."""
         return copy.look_jointly(self.spaces.joint, over) if self.spaces.joint else ()
 
     def look(self, e: int, copy: AgentsEnv) -> None:
-        """Take in who is there in a copy, and what those see who move next."""
+        """Read which agents of a copy are present, and the observations of those that move next."""
         there, joint = set(copy.present), self.see_jointly(copy)
         for agent, row in self.rows[e].items():
             was, self.present[row] = self.present[row], agent in there
@@ -136,20 +136,20 @@ class Side:
             self.mask[row] = mask
 
     def newest(self) -> tuple[Tree, Tree]:
-        """Return observations and masks of all rows, which the next step leaves as they are."""
+        """Return copies of the observations and masks of all rows."""
         return tree_map(np.array, (self.obs, self.mask))
 
     def pop_step(self) -> EnvStep:
-        """Return what happened to the rows since the last time."""
+        """Return the results of the rows since the last call."""
         return self.outcome.pop_step(*self.newest())
 
     def restart(self) -> EnvStep:
-        """Return the beginning of episodes as a step that is not experience."""
+        """Return the start of episodes as a step that is not experience."""
         self.outcome.start[:] = True
         return self.pop_step()
 
     def get_state(self) -> State:
-        """Return the newest of each row, and who is there."""
+        """Return the newest observation and mask of each row, and which agents are present."""
         return tree_map(np.array, {"obs": self.obs, "mask": self.mask, "present": self.present})
 
     def set_state(self, state: State) -> None:
@@ -159,25 +159,25 @@ class Side:
 
 @dataclass(eq=False)
 class SharedEnv:
-    """What an algorithm has for `env` where several behaviors share one world: `side`, while a run lasts, is its side of it."""
+    """The `env` of an algorithm whose behavior shares a world with others. During a run, `side` is its side of the world."""
 
     num_envs: int
     side: Side | None = field(default=None, repr=False)
 
 
 class World:
-    """E copies of an environment, and the sides of their agents. Where all move at once, `step` steps all copies.
+    """E copies of an environment, and the sides of their agents. If all agents move simultaneously, `step` steps all copies.
 
-    A copy begins its next episode in the step in which its last agent leaves.
+    The step in which the last agent of a copy leaves starts its next episode.
 
     Args:
-        make: builds a copy, by its index among those of all ranks.
+        make: builds a copy from its index among those of all ranks.
         num_copies: E.
         sides: the spaces of each side, with the names of its agents.
         first: the index of the first copy.
-        way: how the state of a copy is saved, see `envs/snapshot/state.py`; None if it cannot be.
-        max_episode_steps: truncate episodes here.
-        settings: a fingerprint of the settings, which a state must fit.
+        way: how the state of a copy is saved, see `envs/snapshot/state.py`; None if it cannot be saved.
+        max_episode_steps: number of steps after which episodes are truncated.
+        settings: a fingerprint of the settings, which must equal that of a restored state.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class World:
         self.envs = [record(make(first + e), way) for e in range(num_copies)]
         self.copies: list[Any] = [env.unwrapped for env in self.envs]
         self.parameters = [next((layer for layer in layers(env) if isinstance(layer, EnvParameters)), None) for env in self.envs]
-        """What draws the parameters of each copy, if anything does."""
+        """The wrapper that draws the parameters of each copy, or None."""
         self.name: str = self.copies[0].name
         self.way, self.max_episode_steps, self.settings = way, max_episode_steps, settings
         self.sides = {name: Side(self.name, name, spaces, num_copies) for name, spaces in sides.items()}
@@ -215,7 +215,7 @@ class World:
         return info if parameters is None else parameters.extend_info(info)
 
     def reset(self, seed: int | None = None) -> None:
-        """Start an episode everywhere, with seed, seed + 1, …"""
+        """Start an episode in every copy, with seed, seed + 1, …"""
         for e in range(len(self.copies)):
             self.start(e, None if seed is None else seed + e)
         for side in self.sides.values():
@@ -230,15 +230,15 @@ class World:
             side.look(e, self.copies[e])
 
     def move(self, e: int, actions: Mapping[str, Any]) -> bool:
-        """Step one copy with the actions of those who move. Return whether its episode has reached its longest."""
+        """Step one copy with the actions of the agents that move. Return whether its episode is to be truncated."""
         self.envs[e].step(actions)
         self.lengths[e] += 1
         return self.cuts_all or bool(self.lengths[e] == self.max_episode_steps)
 
     def step(self, actions: Mapping[str, Tree]) -> dict[str, EnvStep]:
-        """Step all copies with the actions `[N, ...]` of each side, in its own form; those of who is not there are ignored.
+        """Step all copies with the actions `[N, ...]` of each side, in its own format; actions of absent agents are ignored.
 
-        Return what happened to the rows of each side.
+        Return the results of the rows of each side.
         """
         for e, copy in enumerate(self.copies):
             sides = [(side, side.rows[e], actions[name]) for name, side in self.sides.items()]
@@ -256,7 +256,7 @@ class World:
         return {name: side.pop_step() for name, side in self.sides.items()}
 
     def note(self, e: int, side: Side, rows: Mapping[str, int], cut: bool) -> None:
-        """Note rewards of a copy's step, and whose episode ended in it: all, if it was `cut`."""
+        """Note the rewards of a copy's step, and the agents whose episode ended in it: all, if it was `cut`."""
         outcome, copy = side.outcome, self.copies[e]
         for agent in copy.moved:
             if agent in rows:
@@ -269,7 +269,7 @@ class World:
             ended |= {agent: copy.look(agent) for agent in copy.present}
         for agent, (obs, info) in ended.items():
             row = rows.get(agent)
-            if row is not None and outcome.acted[row]:  # else it left as it came
+            if row is not None and outcome.acted[row]:  # else it left without a move
                 seen = side.read(row, obs, info, side.see_jointly(copy, over=True), over=True)
                 outcome.end(row, seen, self.tell(e, info), agent in copy.terminated)
 
@@ -279,15 +279,15 @@ class World:
             env.close()
 
     def get_state(self) -> State:
-        """Return all that the next steps depend on, as plain data, between two steps."""
+        """Return everything that the next steps depend on, as plain data; only between two steps."""
         fixed = {"num_copies": len(self.copies), "settings": self.settings, "lengths": self.lengths.copy()}
         states = None if self.way is None else [get_state(env, self.way) for env in self.envs]
         return {**fixed, "states": states, "sides": {name: side.get_state() for name, side in self.sides.items()}}
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
+        """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
         if state["states"] is None or self.way is None:
-            return f"{self.name} cannot be saved in the middle of one"
+            return f"{self.name} cannot be saved in the middle of an episode"
         if "num_copies" not in state or list(state["sides"]) != list(self.sides):
             return "the checkpoint has environments of another kind"
         if state["num_copies"] != len(self.copies):
@@ -295,7 +295,7 @@ class World:
         if state["settings"] != self.settings:
             return "their settings changed since they were saved"
         if not all(set_state(env, self.way, each) for env, each in zip(self.envs, state["states"], strict=True)):
-            return f"{self.name} did not come back as it was saved"
+            return f"{self.name} could not be restored exactly"
         self.lengths = state["lengths"].copy()
         for name, side in self.sides.items():
             side.set_state(state["sides"][name])

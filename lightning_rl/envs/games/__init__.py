@@ -1,16 +1,16 @@
-"""Games by their ids: of two, many copies in one array operation or one copy in PettingZoo's form, and of groups.
+"""Games by id: two-player games, as many copies in one array operation or as one copy with PettingZoo's API, and games of groups.
 
 | id | game |
 |---|---|
 | `lightning_rl.envs.games.tic_tac_toe` | three in a row on 3 x 3 |
 | `lightning_rl.envs.games.connect_four` | four in a row on 6 x 7, pieces fall to the ground |
-| `lightning_rl.envs.games.rock_paper_scissors` | both move at once, once |
+| `lightning_rl.envs.games.rock_paper_scissors` | both move once, simultaneously |
 | `lightning_rl.envs.games.biased_rock_paper_scissors` | the same, and rock against scissors counts double |
 | `lightning_rl.envs.games.kuhn_poker` | three cards, one bet, hidden information |
-| `lightning_rl.envs.games.sacrifice` | a group of two: one gives itself up, which pays the other later |
-| `lightning_rl.envs.games.walkers` | a group whose members walk each to its goal; the last one there is paid |
+| `lightning_rl.envs.games.sacrifice` | a group of two: one sacrifices itself, which earns the other a reward later |
+| `lightning_rl.envs.games.walkers` | a group whose members each walk to a goal; the last one to arrive is paid |
 
-Scripted players are in `players.py`, exact judges in `judges.py`.
+Scripted players are in `players.py`, exact evaluation by game trees in `judges.py`.
 """
 
 from functools import partial
@@ -31,4 +31,4 @@ sacrifice, walkers = Sacrifice, Walkers
 GAMES: dict[str, type[Game]] = {
     f"{__name__}.{game.name}": game for game in (TicTacToe, ConnectFour, RockPaperScissors, BiasedRockPaperScissors, KuhnPoker)
 }
-"""By their ids."""
+"""Two-player games by id."""

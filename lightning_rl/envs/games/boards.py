@@ -1,7 +1,7 @@
-"""Games in which so many stones in a row win: tic-tac-toe and connect four.
+"""Games won by a number of stones in a row: tic-tac-toe and connect four.
 
-A player's stones are the bits of a number, column after column from the ground up, with an empty row above each, so that no row of stones
-runs from the top of one column into the next. Neighbours are then 1 (above), H + 1 (beside), H and H + 2 (diagonally) bits apart.
+A player's stones are the bits of an integer, column after column from the bottom up, with an empty row above each column, so that no row of
+stones runs from the top of one column into the next. Neighbours are then 1 (above), H + 1 (beside), H and H + 2 (diagonal) bits apart.
 """
 
 from typing import ClassVar
@@ -13,12 +13,12 @@ from lightning_rl.envs.games.game import Game
 
 
 class Board(Game):
-    """A board of H x W on which two players place stones in turn; `length` of one's own in a row win: 1 and -1; a draw pays 0.
+    """A board of H x W on which two players place stones in turn; `length` stones in a row win. Rewards: 1 and -1, or 0 for a draw.
 
-    Observes `[H, W, 2]`: the own stones, the other's. The first row is the top.
+    Observations are `[H, W, 2]`: the player's own stones and the other's. The first row is the top.
 
     Attributes:
-        stones: of each player, as bits, `[E, 2]`.
+        stones: stones of each player, as bits, `[E, 2]`.
     """
 
     masked = True
@@ -27,11 +27,11 @@ class Board(Game):
     width: ClassVar[int]
     length: ClassVar[int]
     cells: ClassVar[np.ndarray]
-    """The number of each cell's bit, `[H, W]`."""
+    """Bit index of each cell, `[H, W]`."""
     full: ClassVar[int]
-    """The stones of a full board."""
+    """Bits of a full board."""
     neighbours: ClassVar[np.ndarray]
-    """How many bits neighbours in the four directions are apart."""
+    """Distances in bits of neighbours in the four directions."""
 
     def __init_subclass__(cls) -> None:
         rows, columns = np.mgrid[: cls.height, : cls.width]
@@ -46,7 +46,7 @@ class Board(Game):
 
     @classmethod
     def place(cls, occupied: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Return the bits of the stones that actions place on boards where `occupied` are all stones; 0 if they are illegal."""
+        """Return the bits of the stones that actions place on boards with the stones `occupied`; 0 for illegal actions."""
         raise NotImplementedError
 
     @classmethod
@@ -56,9 +56,9 @@ class Board(Game):
 
     @classmethod
     def wins(cls, stones: np.ndarray) -> np.ndarray:
-        """Return whether these stones of one player, any shape, have enough in a row."""
+        """Return whether the stones of one player, an array of any shape, contain enough in a row."""
         rows = stones[..., None]
-        for _ in range(cls.length - 1):  # where rows of two begin, of three, …
+        for _ in range(cls.length - 1):  # starts of rows of two, then of three, …
             rows = rows & (rows >> cls.neighbours)
         return np.asarray(rows.any(-1))
 
@@ -117,5 +117,5 @@ class ConnectFour(Board):
     @classmethod
     def place(cls, occupied: np.ndarray, actions: np.ndarray) -> np.ndarray:
         ground = 1 << cls.cells[-1][actions]
-        # adding to the lowest cell carries to the first empty one; above a full column there is none
+        # adding to the lowest cell carries to the first empty one; a full column has none
         return (occupied + ground) & ~occupied & ground * ((1 << cls.height) - 1)

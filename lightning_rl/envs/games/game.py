@@ -1,4 +1,4 @@
-"""Many copies of a game in arrays: what every game has."""
+"""Base class of games, with many copies in arrays."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -10,30 +10,30 @@ from lightning_rl.types import State, Tree
 
 
 class Game:
-    """E copies of a game for A players, stepped together. Their episodes end for all players at once.
+    """E copies of a game for A players, stepped together. An episode ends for all players in the same step.
 
-    A game defines the class attributes, and `_begin`, `_play`, `observe`, `masks` and `draw_text`. `copies` are the indices of K copies.
+    Subclasses define the class attributes, and `_begin`, `_play`, `observe`, `masks` and `draw_text`. `copies` are the indices of K copies.
 
     Args:
         num_copies: E.
 
     Attributes:
         over: whether the game of a copy is over, `[E]`.
-        mover: who is to move in each copy, `[E]`; it means nothing where all move at once.
+        mover: the player to move in each copy, `[E]`; meaningless if all move simultaneously.
     """
 
     name: ClassVar[str]
     agents: ClassVar[tuple[str, ...]] = ("player_0", "player_1")
     in_turn: ClassVar[bool] = True
-    """Whether one player moves at a time, and not all at once."""
+    """Whether players take turns instead of moving simultaneously."""
     masked: ClassVar[bool] = False
     """Whether some actions may be illegal."""
     num_actions: ClassVar[int]
     observation: ClassVar[Space]
     arrays: ClassVar[tuple[str, ...]] = ("over", "mover")
-    """The names of all arrays `[E, ...]` that hold the state of the copies."""
+    """Names of all arrays `[E, ...]` that hold the state of the copies."""
     num_openings: ClassVar[int] = 1
-    """How many openings there are, such as the ways to deal cards, all equally likely."""
+    """Number of openings, such as the ways to deal cards, all equally likely."""
 
     def __init__(self, num_copies: int) -> None:
         self.num_copies = num_copies
@@ -43,7 +43,7 @@ class Game:
         self.random = np.random.default_rng()
 
     def reset(self, copies: np.ndarray | None = None, seed: int | None = None) -> None:
-        """Start a game in some copies, default: all; go on with the last seed's random numbers if it is None."""
+        """Start a game in some copies (default: all); without a seed, continue the current random stream."""
         if seed is not None:
             self.random = np.random.default_rng(seed)
         copies = self.all if copies is None else copies
@@ -56,7 +56,7 @@ class Game:
         self._begin(copies, openings)
 
     def step(self, copies: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Let those who are to move act: actions `[K]`, or `[K, A]` where all move at once. Return the rewards `[K, A]`.
+        """Step with the actions `[K]` of the players to move, or `[K, A]` if all move simultaneously. Return the rewards `[K, A]`.
 
         Raises `ValueError` for an illegal move.
         """
@@ -69,11 +69,11 @@ class Game:
         return rewards
 
     def observe(self, copies: np.ndarray, agents: np.ndarray) -> np.ndarray:
-        """Return what agents `[K]` see of their copies, `[K, ...]`, with their own things first."""
+        """Return the observations `[K, ...]` of agents `[K]` in their copies, with their own stones or cards first."""
         raise NotImplementedError
 
     def masks(self, copies: np.ndarray, agents: np.ndarray) -> Tree:
-        """Return which actions are legal for agents `[K]`, `[K, M]`: none for who is not to move. () if all always are."""
+        """Return which actions are legal for agents `[K]`, `[K, M]`: none for agents not to move. () if all always are."""
         return ()
 
     def draw_text(self, copy: int) -> str:
@@ -88,22 +88,22 @@ class Game:
         raise NotImplementedError
 
     def get_state(self) -> State:
-        """Return all that the next steps depend on, as plain data."""
+        """Return everything that the next steps depend on, as plain data."""
         return {"arrays": {name: getattr(self, name).copy() for name in self.arrays}, "draws": self.random.bit_generator.state}
 
     def set_state(self, state: State) -> None:
-        """Restore a state. Raises `KeyError`, `ValueError` or `TypeError`: it is of another game, or of another number of copies."""
+        """Restore a state. Raises `KeyError`, `ValueError` or `TypeError`: it is from another game or another number of copies."""
         self.set_arrays(state["arrays"])
         self.random = np.random.default_rng()
         self.random.bit_generator.state = state["draws"]
 
     def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put copies into the states that arrays hold."""
+        """Set the states of all copies from arrays."""
         for name in self.arrays:
             values, own = np.asarray(arrays[name]), getattr(self, name)
             if values.shape != own.shape or values.dtype != own.dtype:
                 raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {own.shape} of {own.dtype}")
         if not np.isin(arrays["mover"], range(len(self.agents))).all():
-            raise ValueError("mover is nobody's number")
+            raise ValueError("mover is not the index of a player")
         for name in self.arrays:
             getattr(self, name)[:] = arrays[name]

@@ -1,4 +1,4 @@
-"""Games of groups, in PettingZoo's `ParallelEnv` form: what one agent gives up for the others, and walkers that are paid together."""
+"""Games of groups as PettingZoo `ParallelEnv`s: an agent that sacrifices itself for another, and walkers with a shared goal."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-Seen = dict[str, np.ndarray]
+Observations = dict[str, np.ndarray]
 
 
 class Group:
-    """Agents that all begin an episode and leave it one by one."""
+    """Base class: all agents begin an episode together and leave it one by one."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "group_v0", "render_modes": [], "is_parallelizable": True}
     render_mode = None
@@ -27,14 +27,14 @@ class Group:
     def action_space(self, agent: str) -> Space:
         return self.action
 
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Seen, dict[str, Any]]:
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Observations, dict[str, Any]]:
         if seed is not None:
             self.random = np.random.default_rng(seed)
         self.agents = list(self.possible_agents)
         self.begin()
         return self.observe(self.agents), {agent: {} for agent in self.agents}
 
-    def step(self, actions: Mapping[str, Any]) -> tuple[Seen, dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
+    def step(self, actions: Mapping[str, Any]) -> tuple[Observations, dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
         before = self.agents
         rewards, ended, infos = self.play(actions)
         self.agents = [agent for agent in before if not ended[agent]]
@@ -48,20 +48,21 @@ class Group:
         raise NotImplementedError
 
     def play(self, actions: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, bool], dict[str, Any]]:
-        """Return the reward of each agent, whether it has ended, and its info."""
+        """Step the agents. Return the reward of each agent, whether it has ended, and its info."""
         raise NotImplementedError
 
-    def observe(self, agents: list[str]) -> Seen:
+    def observe(self, agents: list[str]) -> Observations:
         raise NotImplementedError
 
 
 class Sacrifice(Group):
-    """One agent may give itself up, which pays the other later: it has left by then.
+    """One agent may sacrifice itself, which earns the other a reward after it has left.
 
-    `agent_0` gives itself up by action 1, which costs it 0.3 and ends its episode. From two steps later on, action 1 of `agent_1` pays
-    `agent_1` 1 and ends the game, which otherwise ends after 8 steps. The best return of the group is 0.7, of `agent_0` alone 0.
+    `agent_0` sacrifices itself by action 1, which costs it 0.3 and ends its episode. From two steps later on, action 1 of `agent_1` gives
+    `agent_1` a reward of 1 and ends the game, which otherwise ends after 8 steps. The best return of the group is 0.7, that of `agent_0`
+    alone is 0.
 
-    An observation is: which agent, whether it can press something, the time, and whether `agent_0` is there.
+    An observation holds: whether the agent is `agent_0`, whether its action 1 has an effect, the time, and whether `agent_0` is present.
     """
 
     COST, WAIT, LENGTH = 0.3, 2, 8
@@ -70,11 +71,11 @@ class Sacrifice(Group):
         super().__init__(2, Box(0, 1, (4,), np.float32), Discrete(2))
 
     def begin(self) -> None:
-        self.time, self.left = 0, -1  # when agent_0 did
+        self.time, self.left = 0, -1  # left: when agent_0 left, or -1
 
     @property
     def works(self) -> bool:
-        """Whether the button of agent_1 pays."""
+        """Whether action 1 of agent_1 is rewarded."""
         return self.left >= 0 and self.time >= self.left + self.WAIT
 
     def play(self, actions: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, bool], dict[str, Any]]:
@@ -86,21 +87,22 @@ class Sacrifice(Group):
         self.time += 1
         return rewards, ended, {agent: {} for agent in ended}
 
-    def observe(self, agents: list[str]) -> Seen:
+    def observe(self, agents: list[str]) -> Observations:
         can = {"agent_0": self.left < 0, "agent_1": self.works}
         state = [self.time / self.LENGTH, float(self.left < 0)]
         return {agent: np.array([agent == "agent_0", can[agent], *state], np.float32) for agent in agents}
 
 
 class Walkers(Group):
-    """Walkers on lines from −1 to 1, each to a goal at an end that it sees, modelled on ML-Agents' test of groups.
+    """Walkers on lines from −1 to 1, each with an observed goal at one end; modelled on ML-Agents' test of groups.
 
-    A step costs 0.01. A walker ends at either end of its line: the last one gets 1.06 if that is its goal, else −1.06; one that is there
-    before others gets no more than −0.01. Two that reach their goals in five steps get 2.04 together. `is_success` is in the info.
+    A step costs 0.01. The episode of a walker ends at either end of its line. The last walker gets 1.06 at its goal and −1.06 at the other
+    end; a walker that arrives before others gets at most −0.01. Two that both reach their goals in five steps get 2.04 together. The info
+    has `is_success`.
 
     Args:
-        num_walkers: how many.
-        continuous: whether an action is a number in [-1, 1], of which at most 0.2 counts; or 0 and 1 for −0.2 and 0.2.
+        num_walkers: number of walkers.
+        continuous: whether an action is a number in [-1, 1], clipped to ±0.2; otherwise the actions 0 and 1 move by −0.2 and 0.2.
     """
 
     STEP, COST, PAID = 0.2, 0.01, 1.06
@@ -126,6 +128,6 @@ class Walkers(Group):
         infos = {agent: {"is_success": finals[agent] > 0} if agent in finals else {} for agent in self.agents}
         return {agent: paid.get(agent, -self.COST) for agent in self.agents}, {agent: agent in finals for agent in self.agents}, infos
 
-    def observe(self, agents: list[str]) -> Seen:
+    def observe(self, agents: list[str]) -> Observations:
         places = [self.possible_agents.index(agent) for agent in agents]
         return {agent: np.array([self.goal[i], self.place[i]], np.float32) for agent, i in zip(agents, places, strict=True)}

@@ -1,7 +1,7 @@
-"""Exact judges of policies: how much a best responder wins against them, by the whole tree of a small game.
+"""Exact evaluation of policies in small games: exploitability and optimal moves, from the whole game tree.
 
 A policy is a function from observations `[K, ...]` and masks `[K, M]` of all information sets, in one batch, to probabilities `[K, M]`. It
-plays both seats. The games pay one player what the other loses.
+plays both seats. The games are zero-sum.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from lightning_rl.types import Tree
 
 Policy = Callable[[np.ndarray, Tree], np.ndarray]
 JUDGED = [name for name, game in GAMES.items() if game is not ConnectFour]
-"""The games that are small enough."""
+"""Games that are small enough."""
 MAX_STATES = 20_000
-"""Of a level of a tree that is enumerated."""
+"""Maximum number of states in a level of a tree."""
 
 
 class Level(NamedTuple):
-    """The n states of a game after so many moves in which someone is to move; states that are reached in several ways count once.
+    """The n unfinished states of a game after a number of moves; states that are reached in several ways count once.
 
-    mover: `[n]`.  obs: what they see, `[n, ...]`.  mask: what is legal, `[n, M]`.
-    information_set: the number of each state's information set, `[n]`, among those of the level.
+    mover: the player to move, `[n]`.  obs: its observations, `[n, ...]`.  mask: its legal actions, `[n, M]`.
+    information_set: the index of each state's information set, `[n]`, among those of the level.
     child: the state of the next level that an action leads to, `[n, M]`, -1 if it is illegal or ends the game.
-    reward: what it pays, `[n, M, 2]`.  ends: whether it ends the game, `[n, M]`.
+    reward: the rewards of an action, `[n, M, 2]`.  ends: whether it ends the game, `[n, M]`.
     """
 
     mover: np.ndarray
@@ -42,10 +42,10 @@ class Level(NamedTuple):
 
 
 class GameTree:
-    """All states of a game of turns for two, level by level, from the first move on.
+    """All states of a turn-based game for two players, level by level, from the first move on.
 
     Args:
-        game: which.
+        game: class of the game.
     """
 
     def __init__(self, game: type[Game]) -> None:
@@ -58,7 +58,7 @@ class GameTree:
             states = self._expand(states)
 
     def _expand(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Add the level of some states. Return the states of the next level."""
+        """Add the level of these states. Return the states of the next level."""
         num, actions = len(states["over"]), self.game.num_actions
         if num > MAX_STATES:
             raise ValueError(f"{self.game.name} has too many states to enumerate them")
@@ -88,11 +88,11 @@ class GameTree:
 
     @property
     def num_states(self) -> int:
-        """Return in how many states someone is to move."""
+        """Return the number of unfinished states."""
         return sum(len(level.mover) for level in self.levels)
 
     def ask(self, policy: Policy) -> list[np.ndarray]:
-        """Return the probabilities `[n, M]` that a policy gives to actions, for each level; illegal ones have none."""
+        """Return a policy's action probabilities `[n, M]` for each level; 0 for illegal actions."""
         mask = np.concatenate([level.mask for level in self.levels])
         given = policy(np.concatenate([level.obs for level in self.levels]), mask if self.game.masked else ())
         probs = np.where(mask, np.asarray(given, dtype=np.float64), 0.0)
@@ -102,7 +102,7 @@ class GameTree:
         return np.split(probs, np.cumsum([len(level.mover) for level in self.levels])[:-1])
 
     def outcomes(self, policy: Policy) -> np.ndarray:
-        """Return the probabilities that the first player wins, that nobody does, and that the second wins, if a policy plays both."""
+        """Return the probabilities of a win of the first player, a draw, and a win of the second, if the policy plays both."""
         later = np.zeros((1, 3))
         for level, probs in zip(reversed(self.levels), reversed(self.ask(policy)), strict=True):
             results = (np.sign(level.reward[..., 0])[..., None] == np.array([1, 0, -1])) & level.ends[..., None]
@@ -110,19 +110,19 @@ class GameTree:
         return later.mean(0)
 
     def best_responses(self, policy: Policy) -> np.ndarray:
-        """Return what the best responder to a policy wins on average as the first and as the second player, `[2]`."""
+        """Return the expected rewards of the best response to a policy as the first and as the second player, `[2]`."""
         probs = self.ask(policy)
         return np.array([self._respond(seat, probs) for seat in range(2)])
 
     def nash_conv(self, policy: Policy) -> float:
-        """Return what both players together could win by responding best to a policy that plays both seats; 0 in an equilibrium."""
+        """Return the sum of the rewards of both seats' best responses to a policy that plays both seats; 0 in an equilibrium."""
         return float(self.best_responses(policy).sum())
 
     def _respond(self, seat: int, probs: list[np.ndarray]) -> float:
-        """Return what the best responder wins in a seat."""
+        """Return the expected reward of the best response in a seat."""
         reach = np.full(self.num_openings, 1 / self.num_openings)
         reaches = []
-        for level, chosen in zip(self.levels, probs, strict=True):  # how likely the others and chance lead to each state
+        for level, chosen in zip(self.levels, probs, strict=True):  # probability that the others and chance lead to each state
             reaches.append(reach)
             lead = reach[:, None] * np.where(level.mover[:, None] == seat, 1.0, chosen)
             reach = np.bincount(level.child[level.child >= 0], lead[level.child >= 0])
@@ -130,7 +130,7 @@ class GameTree:
         for level, chosen, reach in zip(reversed(self.levels), reversed(probs), reversed(reaches), strict=True):
             value = level.reward[..., seat] + self._next(level, later)
             weighted = np.zeros((level.information_set.max() + 1, value.shape[1]))
-            np.add.at(weighted, level.information_set, reach[:, None] * value)  # it cannot tell states of an information set apart
+            np.add.at(weighted, level.information_set, reach[:, None] * value)  # states of an information set are indistinguishable
             best = np.where(level.mask, weighted[level.information_set], -np.inf).argmax(1)
             later = np.where(level.mover == seat, value[np.arange(len(value)), best], (chosen * value).sum(1))
         return float(later.mean())
@@ -146,7 +146,7 @@ class GameTree:
         return found[::-1]
 
     def _next(self, level: Level, later: np.ndarray) -> np.ndarray:
-        """Return for each action the number, or numbers, of the state it leads to; 0 where there is none."""
+        """Return for each action the value or values of the state it leads to; 0 if there is none."""
         goes_on = level.child >= 0
         return later[level.child] * goes_on.reshape(*goes_on.shape, *[1] * (later.ndim - 1))
 
@@ -158,7 +158,7 @@ def find_tree(name: str) -> GameTree:
 
 
 def nash_conv(env_id: str, policy: Policy) -> float:
-    """Return what both players together could win by responding best to a policy that plays both seats; 0 in an equilibrium.
+    """Return the sum of the rewards of both seats' best responses to a policy that plays both seats; 0 in an equilibrium.
 
     `env_id`: one of `JUDGED`.
     """
@@ -166,7 +166,7 @@ def nash_conv(env_id: str, policy: Policy) -> float:
 
 
 def exploitability(env_id: str, policy: Policy) -> float:
-    """Return half of `nash_conv`: what the best responder wins, on average over the seats. Arguments are the same."""
+    """Return half of `nash_conv`: the mean reward of the best response over the seats. Arguments are the same."""
     game = GAMES[env_id]
     if not game.in_turn:
         one = game(1)
@@ -190,6 +190,6 @@ def _find_best_moves() -> np.ndarray:
 
 
 def number_boards(obs: np.ndarray) -> np.ndarray:
-    """Return a number below 3⁹ for each observation of tic-tac-toe, by what is in each cell: nothing, an own stone, another's."""
+    """Return a number below 3⁹ for each observation of tic-tac-toe, from the content of each cell: empty, own stone, other's stone."""
     cells = (obs @ np.array([1, 2])).reshape(-1, 9)
     return cells @ 3 ** np.arange(9)

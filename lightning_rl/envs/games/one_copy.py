@@ -1,4 +1,4 @@
-"""One copy of a game in PettingZoo's two forms, to probe, evaluate, film and play it; PettingZoo itself is not needed."""
+"""One copy of a game with PettingZoo's two APIs, for probing, evaluation, videos and play; PettingZoo itself is not needed."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -13,7 +13,7 @@ from lightning_rl.spaces import MASK
 from lightning_rl.types import State
 
 PIXELS = 24
-"""Of a cell in a picture."""
+"""Side of a cell in a rendered image."""
 NUMBERS = ("rewards", "_cumulative_rewards", "terminations", "truncations")
 
 
@@ -23,11 +23,11 @@ def make_one_copy(game: type[Game], render_mode: str | None = None) -> "OneCopy"
 
 
 class OneCopy:
-    """What both forms have: names, spaces, masks in the infos, pictures and state.
+    """Common base of both APIs: names, spaces, masks in the infos, rendering and state.
 
     Args:
-        game: which.
-        render_mode: how to draw it: `ansi` (text) or `rgb_array`.
+        game: class of the game.
+        render_mode: `ansi` (text) or `rgb_array`.
     """
 
     def __init__(self, game: type[Game], render_mode: str | None = None) -> None:
@@ -60,17 +60,17 @@ class OneCopy:
         return self.action_spaces[agent]
 
     def observe(self, agent: str) -> np.ndarray:
-        """Return what an agent sees."""
+        """Return the observation of an agent."""
         return self.game.observe(self.only, self.numbers[agent])[0]
 
     def _make_infos(self) -> dict[str, Info]:
-        """Return the mask of each agent who is there, all false for who is not to move."""
+        """Return the mask of each agent that is present, all false for those not to move."""
         if not self.game.masked:
             return {agent: {} for agent in self.agents}
         return {agent: {MASK: self.game.masks(self.only, self.numbers[agent])[0].astype(np.int8)} for agent in self.agents}
 
     def render(self) -> Any:
-        """Return the board as text, or as a picture `[H, W, 3]` of what the first player sees."""
+        """Render the board as text, or as an image `[H, W, 3]` from the first player's observation."""
         if self.render_mode == "rgb_array":
             seen = np.atleast_2d(self.observe(self.possible_agents[0]).astype(np.uint8))
             colors = np.array([[235, 235, 235], [60, 60, 60], [200, 60, 40]], np.uint8)
@@ -82,7 +82,7 @@ class OneCopy:
         """Do nothing: there is nothing to close."""
 
     def get_state(self) -> State:
-        """Return all that the next steps depend on, as plain data."""
+        """Return everything that the next steps depend on, as plain data."""
         return {"game": self.game.get_state(), "agents": list(self.agents)}
 
     def set_state(self, state: State) -> None:
@@ -92,7 +92,7 @@ class OneCopy:
 
 
 class ParallelGame(OneCopy):
-    """A game in which all move at once, in the form of PettingZoo's `ParallelEnv`."""
+    """A game with simultaneous moves, as a PettingZoo `ParallelEnv`."""
 
     def reset(self, seed: int | None = None, options: Options = None) -> tuple[dict[str, np.ndarray], dict[str, Info]]:
         self.game.reset(seed=seed)
@@ -110,7 +110,7 @@ class ParallelGame(OneCopy):
 
 
 class TurnGame(OneCopy):
-    """A game of turns, in the form of PettingZoo's `AECEnv`."""
+    """A turn-based game, as a PettingZoo `AECEnv`."""
 
     agent_selection: str
     rewards: dict[str, float]
@@ -144,7 +144,7 @@ class TurnGame(OneCopy):
         self._look()
 
     def _leave(self, agent: str, action: Any) -> None:
-        """Step away an agent whose game is over."""
+        """Remove an agent whose game is over."""
         if action is not None:
             raise ValueError("the game is over: the only action is None")
         self.agents.remove(agent)
@@ -155,13 +155,13 @@ class TurnGame(OneCopy):
             self.agent_selection = self.agents[0]
 
     def last(self, observe: bool = True) -> tuple[np.ndarray | None, float, bool, bool, Info]:
-        """Return observation, rewards since its last move, termination, truncation and info of who is to move."""
+        """Return observation, rewards since its last move, termination, truncation and info of the agent to move."""
         agent = self.agent_selection
         obs = self.observe(agent) if observe else None
         return obs, self._cumulative_rewards[agent], self.terminations[agent], self.truncations[agent], self.infos[agent]
 
     def agent_iter(self, max_iter: int = 2**63) -> Iterator[str]:
-        """Yield who is to move, until all have left."""
+        """Yield the agent to move, until all have left."""
         while self.agents and max_iter > 0:
             max_iter -= 1
             yield self.agent_selection

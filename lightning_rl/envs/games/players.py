@@ -8,17 +8,17 @@ from lightning_rl.types import Tree
 
 
 def random_legal(obs: Tree, mask: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Make any legal move, all with the same probability; for games with masks."""
+    """Choose uniformly among the legal moves; for games with masks."""
     return np.where(mask, generator.random(mask.shape), -1.0).argmax(1)
 
 
 def minimax(obs: np.ndarray, mask: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Play tic-tac-toe perfectly: any of the moves with the best result against perfect play."""
+    """Play tic-tac-toe perfectly: choose among the moves with the best result against perfect play."""
     return random_legal(obs, best_moves(obs, mask) > 0, generator)
 
 
 def two_ply(obs: np.ndarray, mask: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Play connect four: win in one move, else block where the other could win in its next move, else make any legal move."""
+    """Play connect four: win in one move, else block a win of the other's next move, else choose a random legal move."""
     stones = ConnectFour.read(obs)
     placed = ConnectFour.place(stones.sum(1)[:, None], np.arange(ConnectFour.num_actions))
     wins, blocks = (mask & ConnectFour.wins(stones[:, player, None] | placed) for player in (0, 1))

@@ -10,9 +10,9 @@ from lightning_rl.envs.games.game import Game
 
 
 class RockPaperScissors(Game):
-    """Both players move at once, and the game is over. Its equilibrium is (⅓, ⅓, ⅓).
+    """Both players move once, simultaneously. The equilibrium is (⅓, ⅓, ⅓).
 
-    Observes `[1]`, always 1. Actions: rock, paper, scissors.
+    Observations are `[1]`, always 1. Actions: rock, paper, scissors.
     """
 
     name = "rock_paper_scissors"
@@ -21,12 +21,12 @@ class RockPaperScissors(Game):
     observation = Box(0, 1, (1,), np.float32)
     arrays = ("over", "mover", "moves")
     payoff: ClassVar[np.ndarray] = np.array([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
-    """What an action gets against another, `[own, other]`."""
+    """Reward of an action against another, `[own, other]`."""
 
     def __init__(self, num_copies: int) -> None:
         super().__init__(num_copies)
         self.moves = np.zeros((num_copies, 2), dtype=np.int64)
-        """The actions of the last game, to be drawn."""
+        """Actions of the last game, for rendering."""
 
     def _play(self, copies: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         self.moves[copies] = actions
@@ -48,10 +48,10 @@ class BiasedRockPaperScissors(RockPaperScissors):
 
 
 class KuhnPoker(Game):
-    """Kuhn poker (Kuhn 1950): both players pay 1 and get one of the cards jack, queen, king; the higher one wins.
+    """Kuhn poker (Kuhn 1950): both players pay 1 and get one of the cards jack, queen, king; the higher card wins.
 
-    Actions: pass (0), or bet another 1 (1), which the other must call by a bet too, or lose. After two passes cards are shown.
-    Observes `[7]`: which card is the own, and whether each of the first two moves was a pass, was a bet.
+    Actions: pass (0), or bet another 1 (1), which the other must call with a bet or lose. After two passes the cards are shown.
+    Observations are `[7]`: the player's own card, and for each of the first two moves whether it was a pass and whether it was a bet.
     """
 
     name = "kuhn_poker"
@@ -64,11 +64,11 @@ class KuhnPoker(Game):
     def __init__(self, num_copies: int) -> None:
         super().__init__(num_copies)
         self.cards = np.zeros((num_copies, 2), dtype=np.int64)
-        """Of each player: 0 is the jack, 1 the queen, 2 the king."""
+        """Card of each player: 0 is the jack, 1 the queen, 2 the king."""
         self.moves = np.zeros((num_copies, 3), dtype=np.int64)
-        """1 is a pass, 2 a bet, 0 none yet."""
+        """Moves so far: 1 is a pass, 2 a bet, 0 no move yet."""
         self.count = np.zeros(num_copies, dtype=np.int64)
-        """How many moves have been made."""
+        """Number of moves so far."""
 
     def _begin(self, copies: np.ndarray, openings: np.ndarray) -> None:
         self.cards[copies] = self.deals[openings]
@@ -79,7 +79,7 @@ class KuhnPoker(Game):
         moves, count, mover = self.moves[copies], self.count[copies], self.mover[copies]
         bet, answered = (moves == 2).any(1), count > 1
         last, before = actions, moves[np.arange(len(copies)), count - 2] - 1
-        over = answered & ((last == 0) | (before == 1))  # not after pass, bet
+        over = answered & ((last == 0) | (before == 1))  # two moves end the game except pass, bet
         folded = over & (last == 0) & (before == 1)
         first_wins = np.where(folded, mover == 1, self.cards[copies, 0] > self.cards[copies, 1])
         stake = np.where(over, np.where(bet & ~folded, 2.0, 1.0), 0.0)

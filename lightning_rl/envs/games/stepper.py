@@ -1,4 +1,4 @@
-"""Copies of a game as the environment of a collector: one learner in each copy, and no loop over copies in a step."""
+"""Stepper of copies of a game for a collector: one learner per copy, without a loop over copies in a step."""
 
 from collections.abc import Mapping
 
@@ -15,14 +15,14 @@ ARRAYS = ("seats", "moved", "paid", "returns", "lengths")
 
 
 class GameStepper:
-    """Steps games as `envs.agents.stepper.SeatStepper` does, with the same results, all copies at once: a row is a copy.
+    """Steps games as `envs.agents.stepper.SeatStepper` does, with the same results, but all copies as a batch: a row is a copy.
 
     Args:
-        game: E copies of A players.
-        spaces: of a player.
-        name: for messages.
-        max_episode_steps: truncate episodes here; it counts the moves of all, or steps where all move at once.
-        settings: a fingerprint of the settings, which a state must fit.
+        game: E copies of a game for A players.
+        spaces: the spaces of one player.
+        name: name in messages.
+        max_episode_steps: truncate episodes after this many moves of all players, or steps if they move simultaneously.
+        settings: a fingerprint of the settings, which must equal that of a restored state.
     """
 
     restarts, workers, can_be_saved = 0, None, True
@@ -35,20 +35,20 @@ class GameStepper:
         self.copies, self.all_valid = np.arange(num), np.ones(num, dtype=bool)
         self.notices: list[str] = []
         self.seats = self.copies % len(self.agents)
-        """Which agent learns, in each copy."""
+        """Index of the learning agent of each copy."""
         self.moved = np.zeros((num, len(self.agents)), dtype=bool)
-        """Who has moved in the current episode."""
+        """Agents that have moved in the current episode."""
         self.paid = np.zeros(num)
-        """What each learner has got since its move."""
+        """Reward of each learner since its last move."""
         self.returns = np.zeros((num, len(self.agents)))
-        """What each agent has got in the current episode."""
+        """Return of each agent in the current episode so far."""
         self.lengths = np.zeros(num, dtype=np.int64)
         """Steps of each copy in its episode."""
         self.final_obs, self.final_mask = self._look(self.copies, self.seats)
         self._forget()
 
     def _forget(self) -> None:
-        """Begin to note what happens, in new arrays."""
+        """Clear the results of a step, with new arrays."""
         self.reward = np.zeros(self.num_envs)
         self.terminated, self.truncated, self.start = (np.zeros(self.num_envs, dtype=bool) for _ in range(3))
 
@@ -66,7 +66,7 @@ class GameStepper:
         return self._look(self.copies, self.seats)
 
     def restart_all(self) -> EnvStep:
-        """Abandon all episodes and start new ones in the next seats: a step that is not experience."""
+        """Abandon all episodes and start new ones in the next seats; return a step that is not experience."""
         self.seats = (self.seats + 1) % len(self.agents)
         return first_step(*self.reset(), self.num_envs)
 
@@ -98,7 +98,7 @@ class GameStepper:
             self._move(waiting, self._ask(waiting, self.game.mover[waiting]))
 
     def _move(self, copies: np.ndarray, actions: np.ndarray) -> None:
-        """Step copies with the actions of those who are to move, or of the learners where all move at once."""
+        """Step copies with the actions of the players to move, or of the learners if all move simultaneously."""
         if self.game.in_turn:
             self.moved[copies, self.game.mover[copies]] = True
         else:
@@ -117,7 +117,7 @@ class GameStepper:
 
     def _finish(self, over: np.ndarray) -> None:
         """End the episodes of copies, and begin the next ones with the learner in the next seat."""
-        played = over[self.moved[over, self.seats[over]]]  # in the others the episode was over before the learner could act
+        played = over[self.moved[over, self.seats[over]]]  # elsewhere the episode was over before the learner could act
         terminated = self.game.over[played]
         self.terminated[played], self.truncated[played], self.reward[played] = terminated, ~terminated, self.paid[played]
         self.final_obs[played], mask = self._look(played, self.seats[played])
@@ -134,16 +134,16 @@ class GameStepper:
         self.moved[copies], self.paid[copies], self.returns[copies], self.lengths[copies] = False, 0.0, 0.0, 0
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Raise `SettingError`: such an environment takes none."""
+        """Raise `SettingError`: games have no parameters."""
         raise SettingError(f"{self.name} takes no lessons: it has no parameters")
 
     def state_dict(self) -> State:
-        """Return all that the next steps depend on, as plain data, between two steps."""
+        """Return everything that the next steps depend on, as plain data; only between two steps."""
         own = {"num_copies": self.num_envs, "settings": self.settings, "game": self.game.get_state(), "opponent": self.opponent.get_state()}
         return own | {name: getattr(self, name).copy() for name in ARRAYS}
 
     def load_state_dict(self, state: State) -> str | None:
-        """Restore a state, before the first reset. Return why that is not possible, in which case reset; else None."""
+        """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
         if "game" not in state:
             return "the checkpoint has environments of another kind"
         if state["num_copies"] != self.num_envs:
@@ -154,6 +154,6 @@ class GameStepper:
             self.game.set_state(state["game"])
             set_arrays(self, state, ARRAYS, len(self.agents))
         except (KeyError, TypeError, ValueError):
-            return f"{self.name} did not come back as it was saved"
+            return f"{self.name} could not be restored exactly"
         self.opponent.set_state(state["opponent"])
         return None
