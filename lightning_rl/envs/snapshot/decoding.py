@@ -1,6 +1,7 @@
-"""Write plain data back as what it was: into the objects of an environment that was built in the same way, which decide what is called.
+"""Restore values from plain data into the objects of an environment that was built the same way.
 
-See `encoding.py` for what plain data are. They may come from a file that somebody made: no kind of them names what is imported or called.
+See `encoding.py` for the format. The data may come from an untrusted file: they never name what is imported or called; that depends only on
+the existing objects.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ BIT_GENERATORS = {cls.__name__: cls for cls in (np.random.PCG64, np.random.PCG64
 def write_all(
     things: Iterable[object], states: Sequence[Mapping[str, Plain]], version: int | None, lenient: bool = False, whole: bool = False
 ) -> None:
-    """Write what `read_all` read into objects that were built in the same way.
+    """Write the states of `read_all` into objects that were built the same way.
 
     Args:
         things: the objects.
-        states: of each.
-        version: of the states, see `encoding.VERSION`.
-        lenient: leave out what does not fit.
-        whole: the states hold all attributes that there were: remove others, which objects had as they were built and lost since.
+        states: the state of each object.
+        version: version of the states, see `encoding.VERSION`.
+        lenient: skip what does not fit.
+        whole: the states hold all attributes: remove others, which the original objects had lost since they were built.
 
     Raises:
         UnsupportedValueError: something does not fit.
@@ -64,16 +65,16 @@ def write_all(
 
 
 class Decoder:
-    """Makes values from plain data, in place where there is a counterpart; arguments as of `write_all`."""
+    """Makes values from plain data, in place if there is a counterpart; arguments as for `write_all`."""
 
     def __init__(self, version: int | None, things: Sequence[object] = (), lenient: bool = False, whole: bool = False) -> None:
         self.lenient, self.whole = lenient, whole
         self.is_old = version is None
-        """Whether only generators had numbers, so that a reference to another value means its counterpart."""
+        """Whether only generators have numbers (old states), so that a reference to another value means its counterpart."""
         self.made: dict[int, Any] = {} if self.is_old else dict(enumerate(things))
-        """What has a number."""
+        """Values by their numbers."""
         self.used: dict[int, int] = {id(thing): number for number, thing in enumerate(things)}
-        """The numbers of counterparts that were written into, by their ids: one cannot be two."""
+        """Numbers of the counterparts that were written into, by id: one object cannot be the counterpart of two values."""
 
     def write(self, thing: object, state: Mapping[str, Plain]) -> None:
         """Write attributes into an object."""
@@ -86,7 +87,7 @@ class Decoder:
                 value = self.decode(plain, existing.get(name))
                 if not is_same(existing.get(name), value):
                     setattr(thing, name, value)
-            except (UnsupportedValueError, AttributeError, TypeError) as error:  # of a frozen object too
+            except (UnsupportedValueError, AttributeError, TypeError) as error:  # also for frozen objects
                 if not self.lenient:
                     raise UnsupportedValueError(str(error)) from error
         if self.whole:
@@ -120,7 +121,7 @@ class Decoder:
                 return CONTAINERS[kind](self._children(children, existing))
             case ["~list" | "~set" | "~deque" as kind, int(number), list(children), maxlen]:
                 made: Any = self._note(number, deque(maxlen=maxlen) if kind == "~deque" else CONTAINERS[kind]())
-                for child in self._children(children, existing):  # which may hold the container itself
+                for child in self._children(children, existing):  # a child may hold the container itself
                     made.add(child) if kind == "~set" else made.append(child)
                 return made
             case [str(kind), int(number), list(items), *factory] if kind in DICTS:
@@ -177,7 +178,7 @@ class Decoder:
         raise UnsupportedValueError(f"{str(plain[:2])[:80]} has no counterpart, or is of an unknown kind")
 
     def _decode_old(self, plain: Plain, existing: Any) -> Any:
-        """Make a value from data of the time when containers, objects and spaces had no numbers."""
+        """Make a value from old data, in which containers, objects and spaces have no numbers."""
         match plain:
             case [str(kind), list(children), maxlen] if kind in CONTAINERS:
                 values = self._children(children, existing)
@@ -192,16 +193,16 @@ class Decoder:
         raise UnsupportedValueError(f"{str(plain[:2])[:80]} has no counterpart, or is of an unknown kind")
 
     def _apart(self, plain: Plain) -> Any:
-        """Make a value whose parts have numbers of their own."""
+        """Make a value whose parts are numbered separately."""
         return Decoder(None if self.is_old else VERSION).decode(plain)
 
     def _note(self, number: int, value: Any) -> Any:
-        """Note a value by its number."""
+        """Store a value by its number."""
         self.made[number] = value
         return value
 
     def _claim(self, number: int, existing: Any) -> Any:
-        """Note a counterpart that is written into by its number; it cannot be that of another value too."""
+        """Store a counterpart that is written into by its number; raise if it is already that of another value."""
         if self.used.setdefault(id(existing), number) != number:
             raise UnsupportedValueError(f"one {type(existing).__qualname__} is the counterpart of two")
         return self._note(number, existing)
@@ -212,7 +213,7 @@ class Decoder:
         return (self.decode(child, existing[i] if ordered else None) for i, child in enumerate(children))
 
     def _items(self, made: Any, items: list[tuple[Plain, Plain]], existing: Any) -> Any:
-        """Make the items of a dict one by one; each may hold the dict itself."""
+        """Make the items of a dict one by one; an item may hold the dict itself."""
         before = dict(existing) if type(existing) in DICTS.values() else {}
         for key, each in items:
             name = self.decode(key)
@@ -220,7 +221,7 @@ class Decoder:
         return made
 
     def _draw_on(self, space: Any, generator: Plain, children: list[Plain]) -> Any:
-        """Let a space and its parts draw where others stopped."""
+        """Restore the random generators of a space and its parts."""
         if generator is not None:
             made = self.decode(generator, space.np_random)
             if made is not space.np_random:
@@ -241,7 +242,7 @@ class Decoder:
 
 
 def _checked(state: dict[str, Any]) -> Any:
-    """Raise `UnsupportedValueError` for a generator that would read beyond its words: numpy accepts any position."""
+    """Raise `UnsupportedValueError` if a generator would read beyond its state: NumPy accepts any position."""
     position, buffered = state.get("state", {}).get("pos", 0), state.get("buffer_pos", 0)
     if not (0 <= position <= 624 and 0 <= buffered <= 4):
         raise UnsupportedValueError("the position of a generator is beyond its words")
@@ -249,12 +250,12 @@ def _checked(state: dict[str, Any]) -> Any:
 
 
 def is_same(a: object, b: object) -> bool:
-    """Return whether an attribute need not be replaced."""
+    """Return whether an attribute already has this value."""
     return a is b or (type(a) is type(b) and isinstance(a, SCALARS) and repr(a) == repr(b))
 
 
 def put(array: np.ndarray, existing: Any) -> np.ndarray:
-    """Return a copy of an array; where its counterpart is a view of memory that is not numpy's, write it there."""
+    """Return a copy of an array; if its counterpart is a view of memory that NumPy does not own, write it there instead."""
     if not isinstance(existing, np.ndarray) or (existing.shape, existing.dtype) != (array.shape, array.dtype):
         return array.copy()
     if owner_of(existing).base is None or not existing.flags.writeable:
@@ -264,7 +265,7 @@ def put(array: np.ndarray, existing: Any) -> np.ndarray:
 
 
 def member_of(cls: type[Enum], member: Any) -> Enum:
-    """Return a member of an enumeration by its name, of flags by their bits."""
+    """Return a member of an enumeration by name, or of flags by bits."""
     try:
         return cls(member) if issubclass(cls, Flag) else cls[member]
     except (KeyError, ValueError) as error:

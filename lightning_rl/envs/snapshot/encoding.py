@@ -1,7 +1,7 @@
-"""Read the attributes of an object as plain data: numbers, texts, arrays, containers of them, objects, and random generators.
+"""Read the attributes of an object as plain data: numbers, strings, arrays, containers of them, objects, and random generators.
 
-Plain data are None, bool, int, float, str, bytes, numpy arrays of numbers, and lists, tuples and dicts of plain data. A value of another
-type becomes a tuple `("~kind", ...)`, which `decoding.py` turns into the value again. What can be shared has a number behind its kind.
+Plain data are None, bool, int, float, str, bytes, NumPy arrays of numbers, and lists, tuples and dicts of plain data. A value of another
+type becomes a tuple `("~kind", ...)`, which `decoding.py` converts back. Values that can be shared have a number after their kind.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ import numpy as np
 Plain = Any
 """Plain data."""
 NUMBERS = "biuf"
-"""Kinds of arrays that any file can hold; the others become bytes."""
+"""Kinds of dtypes that any file format can hold; arrays of other kinds become bytes."""
 SCALARS = (bool, int, float, str, bytes)
 CONTAINERS: dict[str, type] = {"~list": list, "~tuple": tuple, "~deque": deque, "~set": set, "~frozenset": frozenset}
 DICTS: dict[str, type] = {"~dict": dict, "~Counter": Counter, "~OrderedDict": OrderedDict, "~defaultdict": defaultdict}
 CONSTRUCTOR_ARGUMENTS = "_saved_kwargs"
-"""Attribute in which gymnasium's `RecordConstructorArgs` keeps the arguments of a wrapper."""
+"""Attribute in which gymnasium's `RecordConstructorArgs` stores the arguments of a wrapper."""
 HOW_BUILT = {"spec", "metadata", "_cached_spec", CONSTRUCTOR_ARGUMENTS, "_ezpickle_args", "_ezpickle_kwargs"}
 """Attributes, some of them private to gymnasium, that only repeat how an environment was built."""
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial, type(cache(len)), np.dtype, np.ufunc)
 FIXED = (complex, range, slice, date, time, timedelta, tzinfo, Decimal, Fraction, PurePath, Pattern, type(...))
-"""Values that cannot be changed, only replaced by others, and are told apart by their texts."""
+"""Types of immutable values, which are compared by their text."""
 SERVICES = {
     *("logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess", "socket"),
     *("torch", "pygame", "mujoco"),
 }
-"""Packages whose objects are not part of an environment's state, but for tensors and generators of torch, and MuJoCo's data."""
+"""Packages whose objects are not part of an environment's state, except for tensors and generators of torch, and MuJoCo's data."""
 MAX_PARTS = 100_000
-"""An attribute with more values than this does not belong to an environment: a network, a data set."""
+"""An attribute with more values is not part of an environment's state but for example a network or a dataset."""
 MAX_DEPTH = 100
 VERSION = 2
-"""Of what is read here; before, in states without a version, containers, objects and spaces had no numbers."""
+"""Version of the format. In older states, which have no version, containers, objects and spaces have no numbers."""
 WRITTEN_IN_PYTHON = 1 << 9
-"""CPython's flag of classes that are made by a `class` statement; others may hold what no attribute shows."""
+"""CPython's flag of classes made by a `class` statement; other classes may hold state outside of attributes."""
 
 
 class UnsupportedValueError(Exception):
-    """A value that cannot be converted to plain data, or that has no counterpart to be written into."""
+    """Raised when a value cannot be converted to plain data, or has no counterpart to be written into."""
 
 
 def read_all(things: Iterable[object], only_generators: bool = False, strict: bool = False) -> list[dict[str, Plain]]:
-    """Copy the attributes of objects as plain data; what several of them share is converted once.
+    """Copy the attributes of objects as plain data; shared values are converted once.
 
-    Code and services stay as they are built. If `strict`, raises `UnsupportedValueError` for anything else that cannot be converted, and
-    for what holds more than `MAX_PARTS` values; otherwise leaves it out.
+    Code and services are not saved. If `strict`, raises `UnsupportedValueError` for anything else that cannot be converted, and for
+    attributes with more than `MAX_PARTS` values; otherwise skips them.
     """
     encoder, things = Encoder(only_generators, strict), list(things)
     for thing in things:
@@ -68,7 +68,7 @@ def read_all(things: Iterable[object], only_generators: bool = False, strict: bo
 
 
 def attributes_of(thing: object) -> dict[str, object]:
-    """Return an object's attributes, and the spaces of its class, from which all instances draw."""
+    """Return an object's attributes, and the spaces of its class, whose generators all instances share."""
     spaces = {name: getattr(type(thing), name, None) for name in ("observation_space", "action_space")}
     slots = {name: getattr(thing, name) for name in _slots(type(thing)) if hasattr(thing, name) and is_state(thing, name)}
     own = {name: value for name, value in getattr(thing, "__dict__", {}).items() if is_state(thing, name)}
@@ -76,35 +76,35 @@ def attributes_of(thing: object) -> dict[str, object]:
 
 
 def _slots(cls: type) -> list[str]:
-    """Return the names in the `__slots__` of a class and those that it extends, as attributes are called outside of it."""
+    """Return the names in the `__slots__` of a class and its bases, as they are accessed from outside (with name mangling)."""
     found = [(base.__name__.lstrip("_"), vars(base).get("__slots__", ())) for base in cls.__mro__]
     names = [(owner, name) for owner, slots in found for name in ([slots] if isinstance(slots, str) else slots)]
     return [f"_{owner}{name}" if name.startswith("__") and not name.endswith("__") else name for owner, name in names]
 
 
 def is_state(thing: object, name: str) -> bool:
-    """Return whether an attribute may be state; the environment inside a wrapper is read by itself."""
+    """Return whether an attribute may be state; the environment inside a wrapper is read separately."""
     is_env = isinstance(thing, gym.Env | gym.vector.VectorEnv)
     is_inside = name == "env" and isinstance(thing, gym.Wrapper | gym.vector.VectorWrapper)
     return not (name.startswith("__") or (is_env and name in HOW_BUILT) or is_inside)
 
 
 class Encoder:
-    """Converts values to plain data. What several attributes share, an object, a list or an array, is converted once."""
+    """Converts values to plain data. An object, list or array that several attributes share is converted once."""
 
     def __init__(self, only_generators: bool = False, strict: bool = False) -> None:
         self.only_generators, self.strict = only_generators, strict
         self.seen: dict[int, int] = {}
-        """The numbers of values, by their ids."""
+        """Numbers of values, by id."""
         self.memory: dict[int, list[tuple[int, int, int, bool]]] = {}
-        """Which bytes arrays use, by the owner of the memory: first, end, number, whether without gaps; none overlaps another."""
+        """Non-overlapping byte ranges of arrays, by the owner of the memory: first, end, number, whether contiguous."""
         self.kept: list[object] = []
-        """Values that must live as long as their ids are in use."""
+        """Values to keep alive while their ids are in use."""
         self.parts, self.depth = 0, 0
         self.most: float = float("inf")
 
     def number(self, value: object) -> tuple[int, bool]:
-        """Return the number of a value, and whether it was met before."""
+        """Return the number of a value, and whether it already had one."""
         known = id(value) in self.seen
         if not known:
             self.seen[id(value)] = len(self.seen)
@@ -112,7 +112,7 @@ class Encoder:
         return self.seen[id(value)], known
 
     def attributes(self, thing: object, most: float | None = None) -> dict[str, Plain]:
-        """Convert the attributes of an object, each of `most` values at most; see `read_all`."""
+        """Convert the attributes of an object, each with at most `most` values; see `read_all`."""
         state = {}
         for name, value in attributes_of(thing).items():
             if most is not None:
@@ -123,7 +123,7 @@ class Encoder:
             except UnsupportedValueError:
                 if self.strict:
                     raise
-                self._forget(known)  # another attribute may still hold the objects inside the value that is left out
+                self._forget(known)  # another attribute may hold objects of the skipped value
         return state
 
     def encode(self, value: object) -> Plain:
@@ -171,20 +171,20 @@ class Encoder:
         return ("~object", number, type(value).__qualname__, self.attributes(value))
 
     def _forget(self, known: int) -> None:
-        """Forget all that got a number since there were `known`."""
+        """Forget the values that were numbered since there were `known`."""
         while len(self.seen) > known:
             self.seen.popitem()
         self.memory = {owner: [each for each in found if each[2] < known] for owner, found in self.memory.items()}
 
     def _code(self, value: Any) -> Plain:
-        """Convert code to its name, and the number of the object whose method it is."""
+        """Convert code to its name and, for a method, the number of its object."""
         owner = getattr(value, "__self__", None)
         if isinstance(value, BuiltinFunctionType) and not isinstance(owner, ModuleType | type | None):
             raise UnsupportedValueError(f"{value.__qualname__} of a container")
         return ("~code", name_of(value), self.seen.get(id(owner)) if isinstance(value, MethodType) else None)
 
     def _space(self, number: int, space: gym.Space) -> Plain:
-        """Convert what a space draws from; asking one that has parts for its own generator would seed them."""
+        """Convert the random generators of a space; accessing the own generator of a space with parts would seed the parts."""
         children = inner_spaces(space)
         generator = None if children else self._generator(space.np_random)
         return ("~space", number, text_of(space), generator, [self.encode(child) for child in children])
@@ -198,7 +198,7 @@ class Encoder:
         if cls is not (CONTAINERS | DICTS).get(kind):
             raise UnsupportedValueError(cls.__name__)
         if isinstance(value, set | frozenset) and list(cls(list(value))) != list(value):
-            raise UnsupportedValueError("a set in an order that only its history explains")
+            raise UnsupportedValueError("a set whose order depends on its history")
         if isinstance(value, tuple | frozenset):
             return (kind, [self.encode(each) for each in value])
         number, known = self.number(value)
@@ -225,7 +225,7 @@ class Encoder:
         return ("~torch", number, plain_array(value.get_state().numpy()))
 
     def _array(self, value: np.ndarray) -> Plain:
-        """Convert an array; one that lies within the memory of another becomes a view of it."""
+        """Convert an array; an array within the memory of another becomes a view of it."""
         if type(value) is not np.ndarray:
             raise UnsupportedValueError(type(value).__name__)
         number, known = self.number(value)
@@ -248,14 +248,14 @@ class Encoder:
         return ("~numpy", number, plain)
 
     def _tensor(self, value: Any) -> Plain:
-        """Convert a tensor that alone owns its memory, on the CPU."""
+        """Convert a tensor on the CPU that shares its memory with no other."""
         number, known = self.number(value)
         if known:
             return ("~same", number)
         whole = value.device.type == "cpu" and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
         storage = value.untyped_storage().data_ptr() if value.numel() else -number
         if not whole or value.requires_grad or self.memory.setdefault(-storage, []):
-            raise UnsupportedValueError("a tensor with a gradient, on a device, or of memory that others share")
+            raise UnsupportedValueError("a tensor with a gradient, on a device, or with shared memory")
         try:
             plain = plain_array(value.numpy())
         except TypeError as error:  # bfloat16 and the like
@@ -265,7 +265,7 @@ class Encoder:
 
 
 def plain_array(value: np.ndarray) -> Plain:
-    """Convert an array by itself."""
+    """Convert an array without numbering it."""
     if value.dtype.kind in NUMBERS:
         return value.copy()
     if value.dtype.kind in "cSUmM":
@@ -274,14 +274,14 @@ def plain_array(value: np.ndarray) -> Plain:
 
 
 def owner_of(array: np.ndarray) -> np.ndarray:
-    """Return the array whose memory an array is a view of, as far as numpy knows."""
+    """Return the array that owns an array's memory, as far as NumPy knows."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a function or class, or that of a value's class; of a partial function also what tells it from others."""
+    """Return the name of a function or class, or of a value's class; for a partial function also its scalar positional arguments."""
     if isinstance(value, partial):
         given = [*value.args, *value.keywords.items()]
         return f"partial {name_of(value.func)} {[each for each in given if isinstance(each, SCALARS)]}"
@@ -289,13 +289,13 @@ def name_of(value: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return what tells a value from others of its class, which is nothing but the class for those that show where they lie in memory."""
+    """Return a text that identifies a value: its class and repr, or only the class if the repr contains a memory address."""
     text = f"{type(value).__qualname__} {value!r}"
     return type(value).__qualname__ if " at 0x" in text else text
 
 
 def is_plain_object(value: object) -> bool:
-    """Return whether the attributes of an object are all there is to it; wrappers inside of environments are not looked into."""
+    """Return whether attributes are the whole state of an object; False for wrappers inside environments."""
     cls = type(value)
     in_python = cls is SimpleNamespace or all(each is object or each.__flags__ & WRITTEN_IN_PYTHON for each in cls.__mro__)
     has_attributes = hasattr(value, "__dict__") or bool(_slots(cls))
@@ -303,18 +303,18 @@ def is_plain_object(value: object) -> bool:
 
 
 def is_service(value: object) -> bool:
-    """Return whether a value serves an environment, such as a logger or a screen."""
+    """Return whether a value is a service and not state, such as a logger or a screen."""
     package = getattr(type(value), "__module__", "").partition(".")[0]
     return package in SERVICES and not (is_torch(value, "Tensor") or is_torch(value, "Generator") or is_mujoco(value))
 
 
 def is_torch(value: object, name: str) -> TypeGuard[Any]:
-    """Return whether a value is torch's tensor or generator; torch need not be there for it."""
+    """Return whether a value is a torch tensor or generator, without importing torch."""
     return type(value).__name__ == name and type(value).__module__ in ("torch", "torch._C")
 
 
 def is_space(value: object) -> TypeGuard[gym.Space]:
-    """Return whether a value is a space of gymnasium, by the methods of its class: some objects raise when they are asked."""
+    """Return whether a value is a space of gymnasium, by the methods of its class: some objects raise on attribute access."""
     return all(hasattr(type(value), name) for name in ("sample", "contains", "seed", "is_np_flattenable"))
 
 
@@ -335,7 +335,7 @@ def is_mujoco(value: object) -> TypeGuard[Any]:
 
 
 def mujoco_arrays(data: object) -> dict[str, np.ndarray]:
-    """Return all of MuJoCo's arrays: some are a step behind the state vector, and Ant observes them. Constraints differ in number."""
+    """Return MuJoCo's arrays except constraints, which vary in number. Some lag a step behind the state vector, and Ant observes them."""
     names = (name for name in dir(data) if not name.startswith(("_", "efc_", "iefc_")))
     arrays = {name: getattr(data, name) for name in names}
     return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.dtype.kind in NUMBERS}

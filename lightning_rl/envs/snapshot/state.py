@@ -1,14 +1,14 @@
-"""Save and restore the state of environments, so that a resumed run equals one that never stopped.
+"""Save and restore the state of environments, so that a resumed run equals an uninterrupted one.
 
 | way | what is saved | for |
 |---|---|---|
 | own | the environment's `get_state()`, and its wrappers' attributes | environments that also have `set_state(state)` |
-| attributes | all plain attributes, a game's emulator and a simulation's arrays | classic control, toy text, MuJoCo, Atari, most others |
+| attributes | all plain attributes, the emulator's state, the simulation's arrays | classic control, toy text, MuJoCo, Atari, most others |
 | replay | the attributes before the last reset and the actions since | Box2D, and others with hidden state |
-| draws | the random generators before the last reset and the actions since | where other attributes do not fit before a reset |
+| draws | the random generators before the last reset and the actions since | those whose other attributes do not fit before a reset |
 
-The first one that is exact is used: two copies are built, one is stepped, and the other continues from its state. An environment for which
-none is exact starts new episodes.
+The first way that is exact is used. To find it, two copies are built, one is stepped, and the other continues from its state. If no way is
+exact, the environment starts new episodes.
 """
 
 import faulthandler
@@ -38,7 +38,7 @@ from lightning_rl.types import Tree, tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")
 MAX_TRIAL_SECONDS = 10.0
-"""How long trying the ways may take: an environment in the real world should not be driven around for it."""
+"""Maximum duration of trying the ways: a real-world environment should not be driven around for it."""
 TRIAL_STEPS = 16
 
 AnyEnv = gym.Env | VectorEnv
@@ -48,7 +48,7 @@ _chosen: dict[str, str | None] = {}
 
 
 class Recorder(gym.Wrapper):
-    """Records what is needed to replay an episode; only environments that are replayed are wrapped."""
+    """Records what is needed to replay an episode. Only environments saved by replay are wrapped."""
 
     def __init__(self, env: gym.Env, way: str) -> None:
         super().__init__(env)
@@ -57,7 +57,7 @@ class Recorder(gym.Wrapper):
         self.actions: list[Tree] = []
         self.obs: Tree = None
         self.stepped = False
-        """Whether it was ever stepped: afterwards Box2D's worlds behave a little differently."""
+        """Whether the environment was ever stepped; Box2D's worlds behave slightly differently afterwards."""
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         before = read_all(layers(self.env), only_generators=self.way == "draws")
@@ -95,22 +95,22 @@ class Recorder(gym.Wrapper):
         return are_equal(self.obs, decode(state["obs"]))
 
     def _legal_action(self, actions: list[Plain], decode: Callable[[Plain], Any], obs: Tree, info: Info) -> Tree:
-        """Return a legal action for the beginning of an episode, one that was recorded where all are legal."""
+        """Return a legal action for the start of an episode; the first recorded one if all actions are legal."""
         space = deepcopy(self.action_space)
         return legal_action(self, space, partial(decode, actions[0]) if actions else space.sample, obs, info)
 
 
 def has_sticky_actions(env: AnyEnv) -> bool:
-    """Return whether an Atari game repeats actions at random. The last action is not part of its emulator's state."""
+    """Return whether an Atari game repeats actions at random. The last action is not part of the emulator's state."""
     ale = getattr(env.unwrapped, "ale", None)
     return ale is not None and ale.getFloat("repeat_action_probability") > 0
 
 
 def _release_sticky_action(env: gym.Env) -> None:
-    """Let a game forget its last action, which may reach into the next episode: 40 times it is repeated with probability 0.25."""
+    """Clear a game's last action, which may carry over to the next episode: it survives each of 40 no-ops with probability 0.25."""
     ale: Any = getattr(env.unwrapped, "ale", None)
     for _ in range(40):
-        ale.act(ale.getLegalActionSet()[0])  # no-op, and without any effect once the game is over
+        ale.act(ale.getLegalActionSet()[0])  # no-op, without effect once the game is over
 
 
 def layers(env: Any) -> Iterator[AnyEnv]:
@@ -122,12 +122,12 @@ def layers(env: Any) -> Iterator[AnyEnv]:
 
 
 def record(env: gym.Env, way: str | None) -> gym.Env:
-    """Wrap an environment if this way of saving needs that."""
+    """Wrap an environment if this way of saving needs it."""
     return Recorder(env, way) if way in ("replay", "draws") else env
 
 
 def get_state(env: AnyEnv, way: str) -> State:
-    """Return an environment's state as plain data; one that `set_state` refuses where it can no longer be saved in this way."""
+    """Return an environment's state as plain data; if it can no longer be saved in this way, a state that `set_state` rejects."""
     if isinstance(env, Recorder):
         return {"way": way, **env.get_state()}
     try:
@@ -142,7 +142,7 @@ def get_state(env: AnyEnv, way: str) -> State:
 
 
 def set_state(env: AnyEnv, way: str | None, state: State) -> bool:
-    """Restore a state in an environment that was built in the same way; return whether that succeeded. If not, it can be reset."""
+    """Restore a state in an environment that was built the same way; return whether that succeeded. If not, it can be reset."""
     before = read_all(layers(env))
     try:
         if state["way"] is not None and state["way"] == way and _restore(env, state):
@@ -156,7 +156,7 @@ def set_state(env: AnyEnv, way: str | None, state: State) -> bool:
 def _restore(env: AnyEnv, state: State) -> bool:
     if isinstance(env, Recorder):
         return env.set_state(state)
-    env.reset(seed=0)  # what an environment makes at its first reset must exist to be written into
+    env.reset(seed=0)  # objects created at the first reset must exist to be written into
     parts, version = [*layers(env)], state.get("version")
     if state["way"] == "own":
         own: Any = env.unwrapped
@@ -169,7 +169,7 @@ def _restore(env: AnyEnv, state: State) -> bool:
 
 
 def choose_way(build: Callable[[], AnyEnv], key: str | None = None) -> str | None:
-    """Return the first way that is exact for what `build` builds, or None. It is tried once for each `key`."""
+    """Return the first way of saving that is exact for what `build` builds, or None. Results are cached by `key`."""
     if key is None:
         return _try_in_child(build)
     if key not in _chosen:
@@ -181,7 +181,7 @@ def _try_in_child(build: Callable[[], AnyEnv]) -> str | None:
     """Try the ways in a child process, so that this one is not affected and does not wait for an environment that hangs."""
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return _try_ways(build)
-    context = multiprocessing.get_context("fork")  # can take any function
+    context = multiprocessing.get_context("fork")  # works with any function
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_way, args=(build, theirs), daemon=True)
     try:
@@ -206,7 +206,7 @@ def _send_way(build: Callable[[], AnyEnv], pipe: Connection) -> None:
     follow_parent()
     faulthandler.disable()
     null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # libraries write past Python's streams
+    for stream in (1, 2):  # libraries bypass Python's streams
         os.dup2(null, stream)
     try:
         pipe.send(_try_ways(build))
@@ -226,7 +226,7 @@ def _try_ways(build: Callable[[], AnyEnv]) -> str | None:
 
 
 def is_exact(build: Callable[[], Any], way: str, deadline: float) -> bool:
-    """Return whether a copy that takes over the state of another one continues in the same way, over the beginning of an episode."""
+    """Return whether a copy that takes over the state of another continues identically, including over the start of an episode."""
     copies: list[AnyEnv] = []
     try:
         for _ in range(2):
@@ -239,10 +239,10 @@ def is_exact(build: Callable[[], Any], way: str, deadline: float) -> bool:
         space = deepcopy(first.action_space)
         space.seed(0)
         draw, seen = partial(legal_action, first, space, space.sample), first.reset(seed=1)
-        for steps in (4, 5):  # the second episode is one that begins without a seed
+        for steps in (4, 5):  # later episodes start without a seed
             _, _, seen = play(first, draw, seen, steps, deadline)
         state = get_state(first, way)
-        # before the second copy is touched: they may share state of their class
+        # done before the second copy is touched: they may share state of their class
         actions, expected, _ = play(first, draw, seen, TRIAL_STEPS, deadline)
         again = iter(actions)
         return set_state(second, way, state) and are_equal(expected, play(second, lambda *_: next(again), seen, TRIAL_STEPS, deadline)[1])
@@ -257,10 +257,10 @@ def is_exact(build: Callable[[], Any], way: str, deadline: float) -> bool:
 def play(
     env: AnyEnv, act: Callable[[Tree, Info], Tree], seen: tuple[Tree, Info], steps: int, deadline: float
 ) -> tuple[list[Tree], list[Tree], tuple[Tree, Info]]:
-    """Play some steps, with a reset half way and where an episode ends.
+    """Play some steps, with a reset halfway and at the end of episodes.
 
     `act` returns an action for an observation and its info, `seen` are the first of these. Returns the actions, all results, and the last
-    observation with its info; raises `TimeoutError` after the deadline.
+    observation with its info. Raises `TimeoutError` after the deadline.
     """
     actions, results = [], []
     for i in range(steps):
@@ -277,7 +277,7 @@ def play(
 
 
 def are_equal(a: Tree, b: Tree) -> bool:
-    """Return whether trees, or lists of trees, are the same bit for bit."""
+    """Return whether trees, or lists of trees, are bit-identical."""
     if isinstance(a, list):
         return len(a) == len(b) and all(map(are_equal, a, b))
     pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]

@@ -1,4 +1,4 @@
-"""Save and restore the state of vector environments, and fingerprint their settings to see whether a state fits."""
+"""Save and restore the state of vector environments, and fingerprint their settings to check whether a state fits."""
 
 import hashlib
 import inspect
@@ -25,11 +25,11 @@ IGNORED_SETTINGS = {"num_envs", "autoreset", "autoreset_mode", "step_timeout", "
 """Settings that do not change a single environment."""
 IGNORED_ARGUMENTS = {"self", "env", "envs", "env_fns", "build", "render_mode"} | IGNORED_SETTINGS
 PENDING_RESETS = "_autoreset_envs"
-"""Private attribute of gymnasium's `SyncVectorEnv`: whose next step is a reset. There is no public way to set it."""
+"""Private attribute of gymnasium's `SyncVectorEnv`: environments whose next step is a reset. There is no public way to set it."""
 
 
 def fingerprint(envs: VectorEnv, config: EnvConfig | None = None) -> str:
-    """Hash the settings, or else what can be found out about environments that Python code has built."""
+    """Hash the settings, or without settings what can be found out about environments built by Python code."""
     if config is None:
         found: object = [[describe(layer) for layer in layers(env)] for env in (envs.envs if isinstance(envs, SyncVectorEnv) else [envs])]
     else:
@@ -40,7 +40,7 @@ def fingerprint(envs: VectorEnv, config: EnvConfig | None = None) -> str:
 
 
 def describe(layer: object) -> list[Any]:
-    """Return the class of an environment or wrapper, its arguments that gymnasium keeps, and attributes named like an argument."""
+    """Return the class of an environment or wrapper, the arguments that gymnasium records, and attributes named like an argument."""
     own = getattr(layer, "__dict__", {})
     spec = own.get("spec") if layer is getattr(layer, "unwrapped", None) else None
     try:
@@ -57,7 +57,7 @@ def _drop(names: set[str], arguments: Mapping[str, Any] | None) -> dict[str, Any
 
 
 def normalize(value: object) -> Any:
-    """Convert a value so that equal settings look the same in every process."""
+    """Convert a value so that equal settings have the same representation in every process."""
     if isinstance(value, Mapping):
         return sorted((str(key), normalize(each)) for key, each in value.items())
     if isinstance(value, list | tuple):
@@ -74,7 +74,7 @@ def normalize(value: object) -> Any:
 
 
 class SyncKeeper:
-    """Keeps the states of the environments of a `SyncVectorEnv`, each in its own way."""
+    """Saves and restores the states of the environments in a `SyncVectorEnv`, each in its own way."""
 
     def __init__(self, envs: SyncVectorEnv, ways: list[str]) -> None:
         self.envs, self.ways = envs, ways
@@ -99,7 +99,7 @@ class SyncKeeper:
 
 
 class WholeKeeper:
-    """Keeps the state of a vector environment as if it were one environment."""
+    """Saves and restores the state of a vector environment as if it were one environment."""
 
     def __init__(self, envs: VectorEnv, way: str) -> None:
         self.envs, self.way = envs, way
@@ -116,7 +116,7 @@ Keeper = SyncKeeper | WholeKeeper | WorkerVectorEnv
 
 
 def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | None:
-    """Make what keeps the states of these environments exactly; None if nothing does."""
+    """Make a keeper that saves and restores these environments exactly; None if there is no such way."""
     if isinstance(envs, WorkerVectorEnv):
         way = choose_way(envs.build) if config is None else _choose_by_settings(config)
         return envs if envs.record(way) else None
@@ -132,14 +132,14 @@ def make_keeper(envs: VectorEnv, config: EnvConfig | None = None) -> Keeper | No
 
 
 def _choose_by_settings(config: EnvConfig) -> str | None:
-    """Choose the way of an environment by trying copies that open no window."""
+    """Choose the way of saving by trying copies that open no window."""
     kwargs = _drop({"render_mode"}, config.kwargs)
     single = replace(single_env_config(config), vectorization="sync", autoreset=None, kwargs=kwargs, step_timeout=None, max_restarts=None)
     return choose_way(partial(make_env, single), repr(single))
 
 
 def _choose_each(envs: SyncVectorEnv) -> list[str | None]:
-    """Choose the ways of environments that functions have built, by trying what a common function builds, else deep copies of each kind."""
+    """Choose the ways of saving environments built by functions: try what a common function builds, else deep copies of each kind."""
     builder = envs.env_fns[0] if len({id(build) for build in envs.env_fns}) == 1 else None
     kinds = [tuple(type(layer) for layer in layers(env)) for env in envs.envs]
     ways: dict[tuple[type, ...], str | None] = {}
@@ -150,6 +150,6 @@ def _choose_each(envs: SyncVectorEnv) -> list[str | None]:
 
 
 def _copy(env: gym.Env, builder: Callable[[], gym.Env] | None) -> gym.Env:
-    """Make an environment like this one, but never this one itself, which a function may return each time."""
+    """Make a copy of an environment. The result is never this one itself, which a function may return each time."""
     built = None if builder is None else builder()
     return deepcopy(env) if built is None or built.unwrapped is env.unwrapped else built
