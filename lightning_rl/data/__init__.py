@@ -1,1 +1,1 @@
-"""Experience: stepping environments with a policy, and the datasets that hand it to Lightning."""
+"""Experience: stepping environments with a policy, and the datasets that pass it to Lightning."""

@@ -1,4 +1,4 @@
-"""Whole episodes of environments of several agents, with a fixed policy."""
+"""Play whole episodes of environments of several agents with a fixed policy."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -22,12 +22,12 @@ from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_n
 
 
 class BehaviorPolicies:
-    """The policy of each behavior, where a player of episodes expects one network.
+    """The policies of several behaviors, passed to an episode player in place of one network.
 
     Args:
         sides: the spaces of each behavior, with the names of its agents.
-        networks: theirs.
-        frozen: names of behaviors that do not learn: they do not count in the return and the success of an episode.
+        networks: the network of each behavior.
+        frozen: names of behaviors that do not learn; they do not count in the return and success of an episode.
     """
 
     def __init__(self, sides: Mapping[str, Spaces], networks: Mapping[str, Any], frozen: Collection[str] = ()) -> None:
@@ -46,22 +46,22 @@ class BehaviorPolicies:
 
 
 class AgentEpisodePlayer:
-    """Plays episodes on environments of its own, as `EpisodePlayer` does, each with its own seed.
+    """Plays episodes in its own environments, as `EpisodePlayer` does, each episode with its own seed.
 
-    Where all move at once, each agent acts by the policy of its behavior; the return of an episode is the mean over behaviors that learn,
-    that of a behavior the mean over its agents who were there. Where one agent of a copy learns, or one team, the policy plays in the seat
-    seed mod A, or the team seed mod the number of teams, and the return is that of its agents; the others are played by an opponent. What
-    only critics get is left zero. The length of an episode counts all moves.
+    If all agents move simultaneously, each acts by the policy of its behavior. The return of an episode is the mean over learning
+    behaviors, and the return of a behavior is the mean over its agents that were present. If one agent or one team of a copy learns, the
+    policy plays the seat seed mod A, or the team seed mod the number of teams, and the return is the mean over its agents; an opponent
+    plays the others. Observations of critics alone are left zero. The length of an episode counts all moves.
 
     Args:
-        envs: of several agents, which the player closes.
-        max_episode_steps: an episode of this length ends here, counted as truncated.
-        spaces: of the policy; None: found in the first environment.
-        opponent: who plays the other seats; None: random legal moves.
+        envs: environments of several agents; the player closes them.
+        max_episode_steps: an episode of this length ends, counted as truncated.
+        spaces: spaces of the policy (default: those of the first environment).
+        opponent: plays the other seats; None: random legal moves.
     """
 
     on_nan = "raise"
-    """What to do about NaN and infinite numbers, see `nan_policy.py`."""
+    """How to handle NaN and infinite values, see `nan_policy.py`."""
 
     def __init__(
         self, envs: list[gym.Env], max_episode_steps: int | None, spaces: Spaces | None = None, opponent: Opponent | None = None
@@ -71,9 +71,9 @@ class AgentEpisodePlayer:
 
     @torch.no_grad()
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
-        """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's modes as they were.
+        """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  The network's modes do not change.
 
-        `network`: a policy, or `BehaviorPolicies`. Raise `RunStoppedError` if `stop` says so.
+        `network`: a policy, or `BehaviorPolicies`. Raises `RunStoppedError`: `stop` returned True.
         """
         if isinstance(network, BehaviorPolicies):
             policies = network
@@ -105,7 +105,7 @@ class AgentEpisodePlayer:
             return sorted(finished)
 
     def _play_others(self, movers: Sequence[tuple["_EnvPlayer", str]]) -> None:
-        """Let the opponent choose the actions of agents that the policy does not play; at random if there is none."""
+        """Choose the actions of agents that the policy does not play, by the opponent or at random."""
         if self.opponent is None:
             for player, agent in movers:
                 player.actions[agent] = player.random_action(agent)
@@ -125,7 +125,7 @@ class AgentEpisodePlayer:
 
 
 class _EnvPlayer:
-    """One environment, and the episode running in it; `seeds` are those still to play, the current one first."""
+    """One environment and its running episode; `seeds` are the seeds still to play, the current one first."""
 
     def __init__(self, env: gym.Env, seeds: Sequence[int], player: AgentEpisodePlayer, policies: BehaviorPolicies, number: int) -> None:
         self.env, self.seeds, self.player = env, list(seeds), player
@@ -135,14 +135,14 @@ class _EnvPlayer:
         one_learns = self.copy.takes_turns or any(spaces.one_learns for spaces in policies.sides.values())
         teams = next(iter(policies.sides.values())).teams
         self.teams: Sequence[Sequence[str]] = teams or ([[agent] for agent in self.agents] if one_learns else [self.agents])
-        """Of whom one has the policy in an episode."""
+        """The policy plays one of these teams in an episode."""
         self.masks = {name: make_masks(spaces, f"{{}} of {self.copy.name}") for name, spaces in policies.sides.items()}
         self.initial = {name: tree_to_numpy(tree_index(each.initial_memory(1), 0)) for name, each in policies.networks.items()}
         self.space = deepcopy(self.copy.env.action_space(self.agents[0]))
         self.start()
 
     def start(self) -> None:
-        """Begin the episode of the current seed."""
+        """Start the episode of the current seed."""
         seed = self.seeds[0]
         self.env.reset(seed=seed)
         self.space.seed(seed)
@@ -152,13 +152,13 @@ class _EnvPlayer:
         sides, names = self.policies.sides, self.policies.side_of
         self.memory: dict[str, Tree] = {agent: self.initial[name] for agent, name in names.items()}
         self.before = {agent: own_part(sides[name], allocate(sides[name].observation)) for agent, name in names.items()}
-        """What each agent saw before, for NaN and infinite numbers."""
+        """Last observation of each agent, to replace NaN and infinite values."""
         self.moved: set[str] = set()
         self.reports: list[float] = []
         self.look()
 
     def look(self) -> None:
-        """Take in what those see who are to move."""
+        """Read the observations of the agents that are to move."""
         self.seen: dict[str, tuple[Tree, Tree]] = {}
         self.actions: dict[str, Tree] = {}
         for agent in self.copy.to_move:
@@ -167,20 +167,20 @@ class _EnvPlayer:
             self.seen[agent] = self.before[agent], mask
 
     def _read(self, agent: str, obs: Tree, info: Info, over: bool = False) -> tuple[Tree, Tree]:
-        """Return what an agent saw, without its mask, and the mask."""
+        """Return an agent's observation without its mask, and the mask."""
         return self.masks[self.policies.side_of[agent]].one(obs, info, agent, over)
 
     def _check(self, agent: str, obs: Tree, reward: float) -> tuple[Tree, float]:
-        """Return what an agent saw or got, with NaN and infinite numbers replaced as `on_nan` says."""
+        """Return an agent's observation and reward, with NaN and infinite values handled according to `on_nan`."""
         where = f"of {agent} in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
         return check_episode(obs, reward, self.before[agent], where, self.player.on_nan)[:2]
 
     def choose(self) -> list[str]:
-        """Return who asks the policy for an action."""
+        """Return the agents that need an action of the policy."""
         return [agent for agent in self.seen if agent in self.learners]
 
     def others(self) -> list[str]:
-        """Return who is to move, and asks an opponent."""
+        """Return the agents that need an action of an opponent."""
         return [agent for agent in self.seen if agent not in self.learners]
 
     def random_action(self, agent: str) -> Tree:
@@ -206,7 +206,7 @@ class _EnvPlayer:
             self._check(agent, self._read(agent, obs, info, over=True)[0], 0.0)
             if self.policies.side_of[agent] not in self.policies.frozen and (reported := success(info)) is not None:
                 self.reports.append(reported)
-        self.moved -= set(ended)  # one that comes again remembers nothing
+        self.moved -= set(ended)  # an agent that returns has no memory
         if not over:
             self.look()
             return []
@@ -219,7 +219,7 @@ class _EnvPlayer:
             if (played := [agent for agent in players if self.policies.side_of[agent] == name])
         }
         learned = [part for name, part in parts.items() if name not in self.policies.frozen]
-        mean = float(np.mean(learned)) if learned else 0.0  # nobody who learns was there
+        mean = float(np.mean(learned)) if learned else 0.0  # no learning agent was present
         succeeded = float(np.mean(self.reports)) if self.reports else None
         several = parts if len(self.policies.sides) > 1 else {}
         teams = [[self.returns[agent] for agent in team if agent in self.returns] for team in self.teams if team is not learners]
@@ -234,7 +234,7 @@ class _EnvPlayer:
 
 
 def own_part(spaces: Spaces, obs: Tree) -> Tree:
-    """Return the part of observations that policies read, where critics see others' too."""
+    """Return the part of observations that policies read, if critics also observe other agents."""
     return obs[OWN] if spaces.joint else obs
 
 

@@ -1,4 +1,4 @@
-"""Collect experience: step a vector environment with a policy, and keep what happened."""
+"""Collect experience: step a vector environment with a policy, and store the results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -19,17 +19,17 @@ from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 copy_to = partial(np.copyto, casting="unsafe")
-"""Copy an array into storage, with its dtype."""
+"""Copy an array into storage, casting it to the storage's dtype."""
 
 
 INTERRUPTED = "an error ended the run in the middle of an iteration"
-"""Why environments start new episodes."""
+"""Reason why environments start new episodes."""
 
 
 class Ends(NamedTuple):
-    """Last observations of K episodes whose last value counts. K may be 0; then obs and memory are ().
+    """Final observations of K episodes whose final value is needed. K may be 0; then obs and memory are ().
 
-    step, env: `[K]` arrays, where they ended.  obs: `[K, ...]` tree.  memory: the policy's after the step, `[K, ...]` tree.
+    step, env: `[K]` arrays, where they ended.  obs: `[K, ...]` tree.  memory: the policy's memory after the step, `[K, ...]` tree.
     """
 
     step: np.ndarray
@@ -42,9 +42,9 @@ NO_ENDS = Ends(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 class Unroll(NamedTuple):
-    """Experience of N environments over T steps as it was made, on the CPU, without values. Slots are those of `Rollout`, except:
+    """Raw experience of N environments over T steps, on the CPU, without values. Fields are those of `Rollout`, except:
 
-    obs: `[T + 1, N, ...]` tree.  episode_start: `[T + 1, N]`.  log_prob: of the policy that acted; () where it was not computed.
+    obs: `[T + 1, N, ...]` tree.  episode_start: `[T + 1, N]`.  log_prob: of the policy that acted; () if it was not computed.
     """
 
     obs: Tree
@@ -61,7 +61,7 @@ class Unroll(NamedTuple):
     ends: Ends
 
     def rollout(self) -> Rollout:
-        """Return it as a rollout, with empty slots for what a network adds."""
+        """Convert to a rollout; the fields that a network adds are empty."""
         obs, start = tree_index((self.obs, self.episode_start), slice(-1))
         empty, flags = torch.zeros(0), (self.terminated, self.truncated, self.valid)
         return Rollout(
@@ -70,7 +70,7 @@ class Unroll(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """One step of N environments, for a replay buffer: what was observed, done, and happened, and the policy's memory and masks before it.
+    """One step of N environments for a replay buffer: observations, actions, results, and the policy's memory and masks before the step.
 
     obs, action, memory, action_mask: `[N, ...]` trees of arrays.
     """
@@ -83,7 +83,7 @@ class Stepped(NamedTuple):
 
 
 class Statistics(Protocol):
-    """What a run asks of the statistics of its episodes."""
+    """The interface of episode statistics that a run uses."""
 
     @property
     def reports_success(self) -> bool: ...
@@ -93,7 +93,7 @@ class Statistics(Protocol):
 
 
 class RunCollector(Protocol):
-    """What a run and its callbacks ask of what steps the environments, see `Collector`."""
+    """The interface of a collector that a run and its callbacks use, see `Collector`."""
 
     name: str
     can_be_saved: bool
@@ -114,17 +114,17 @@ class RunCollector(Protocol):
 
 
 class Collector:
-    """Steps N environments, `n_steps` times an iteration.
+    """Steps N environments, `n_steps` times per iteration.
 
-    The rollout's tensors on the CPU share memory with the collector's arrays: use one before collecting the next.
+    A rollout's tensors on the CPU share memory with the collector's arrays: use it before collecting the next.
 
     Args:
-        network: the policy, with its newest weights at every iteration.
+        network: the policy, with its newest weights in every iteration.
         n_steps: T.
-        seed: of the environments and of the policy's draws.
-        log_probs: whether rollouts need log-probabilities; else that slot stays empty.
-        precision: a context in which the network computes, the same as in its losses.
-        next_obs: whether rollouts hold next observations, and the values of last observations beyond terminations.
+        seed: seed of the environments and of the policy's random draws.
+        log_probs: whether rollouts need log-probabilities; otherwise that field stays empty.
+        precision: context in which the network computes, the same as in its losses.
+        next_obs: whether rollouts hold next observations, and the values of final observations also at terminations.
     """
 
     def __init__(
@@ -142,15 +142,15 @@ class Collector:
         self.name, self.can_be_saved, self.set_lessons, self.close = stepper.name, stepper.can_be_saved, stepper.set_lessons, stepper.close
         self.num_envs = num_envs = stepper.num_envs
         self.labels: Sequence[str] = getattr(stepper, "labels", ())
-        """What messages call the rows where they are agents; else none."""
+        """Names of the rows in messages if they are agents, else empty."""
         self.precision = precision
         self.guard = Guard()
         self.statistics = EpisodeStatistics(num_envs)
         self.env_steps = 0
         self.rows = 0
-        """Rows stepped, experience or not: they grow on all ranks in the same iterations."""
+        """Number of stepped rows, experience or not: it grows equally on all ranks in an iteration."""
         self.generator = Generator(next(network.parameters()).device).manual_seed(seed)
-        """Of the policy's draws, on its device."""
+        """Generator of the policy's draws, on its device."""
         exploring = state_dependent(network.distribution)
         self.exploration = Exploration(exploring, num_envs, self.generator) if exploring else None
         self._space = spaces.observation
@@ -166,7 +166,7 @@ class Collector:
         self._actor: StepActor | None = None
         self._memory: Tree = ()
         self._memories: list[Tree] = []
-        """Before the first row of each sequence of this iteration."""
+        """The memory before the first row of each sequence of this iteration."""
         self._start = np.ones(num_envs, dtype=bool)
         self._current: Tree = None
         self._mask: Tree = ()
@@ -177,13 +177,13 @@ class Collector:
     # ---------------------------------------------------------------- stepping
 
     def collect(self) -> Rollout:
-        """Step `n_steps` times from where the last rollout ended, and add values and log-probabilities."""
+        """Step `n_steps` times, continuing from the last rollout, and add values and log-probabilities."""
         unroll = self.unroll()
         with torch.no_grad(), self.precision():
             return add_values(unroll, self.network, self.generator.device, self.log_probs)
 
     def unroll(self) -> Unroll:
-        """Step `n_steps` times from where the last rollout ended. Return tensors, and arrays of the ends."""
+        """Step `n_steps` times, continuing from the last rollout. Return tensors, with the ends as arrays."""
         actor, found = self.begin(), []
         for t in range(self.n_steps):
             step, after = self.step(t, actor)
@@ -200,7 +200,7 @@ class Collector:
         return Unroll(self._obs_tensor, actor.actions(), (), seen.reward, *flags, seen.action_mask, memory, seen.next_obs, ends)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
-        """Step `n_steps` times, one step at a time, the first `random_steps` at random. The next step overwrites the arrays."""
+        """Yield `n_steps` steps one by one, the first `random_steps` with random actions. The next step overwrites the arrays."""
         policy = self.begin()
         random = RandomActor(self.network, self.num_envs, self.generator, policy) if random_steps > 0 else policy
         for t in range(self.n_steps):
@@ -211,7 +211,7 @@ class Collector:
             yield Stepped(self._obs_rows[t], tree_to_numpy(actor.taken[-1]), step, memory, self._mask_rows[t])
 
     def begin(self) -> StepActor:
-        """Return who acts in an iteration, before its first step. The first call resets the environments."""
+        """Return the actor of an iteration, before its first step. The first call resets the environments."""
         if self._current is None:
             self.reset()
         obs = tree_index(self._obs, slice(self.n_steps))
@@ -226,14 +226,14 @@ class Collector:
         return self._actor
 
     def reset(self, seeded: bool = True) -> None:
-        """Start an episode in all environments, with the collector's seed or from their random generators as they are."""
+        """Start an episode in all environments, with the collector's seed or continuing their random streams."""
         obs, self._mask = self.stepper.reset(self.seed if seeded else None)
         self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps, self.labels)
         self._memory = self.network.initial_memory(self.num_envs)
         self._start = np.ones(self.num_envs, dtype=bool)
 
     def step(self, t: int, actor: StepActor | RandomActor) -> tuple[EnvStep, Tree]:
-        """Make step t of an iteration. Return what happened, and the policy's memory after it."""
+        """Make step t of an iteration. Return its results, and the policy's memory after it."""
         tree_map(copy_to, self._obs_rows[t], self._current)
         if len(self._mask):
             copy_to(self._mask_rows[t], self._mask)
@@ -263,20 +263,20 @@ class Collector:
         return step, self._memory
 
     def _keep_next(self, row: Tree, step: EnvStep) -> None:
-        """Keep the next observations, the last ones where episodes ended."""
+        """Store the next observations; the final ones where episodes ended."""
         tree_map(copy_to, row, step.obs)
         if len(step.ended):
             tree_map(lambda leaf, final: leaf.__setitem__(step.ended, final), row, step.final_obs)
 
     def _cut(self, t: int, begins: np.ndarray) -> None:
-        """Truncate episodes that were lost: the row before one that only begins an episode is their last."""
+        """Truncate lost episodes: their last row is the one before a row that only begins an episode."""
         flags = self._flags
         if t > 0:
             flags["truncated"][t - 1] |= begins & flags["valid"][t - 1] & ~flags["terminated"][t - 1]
         self.statistics.forget(begins)
 
     def rollout(self) -> Rollout:
-        """Return what the environments returned in the last iteration, on the CPU; slots for what a network adds are empty."""
+        """Return the environments' results of the last iteration, on the CPU; the fields that a network adds are empty."""
         terminated, truncated, valid, start = (torch.from_numpy(flag[:-1]) for flag in self._flags.values())
         obs = tree_index(self._obs_tensor, slice(-1))
         empty, mask = torch.zeros(0), tree_to_torch(self._masks)
@@ -298,7 +298,7 @@ class Collector:
         return tree_map(lambda *leaves: torch.cat(leaves), *rows)
 
     def random_rows(self) -> Iterator[Tree]:
-        """Yield them step by step, `[<= N, ...]` each."""
+        """Yield observations of a random policy step by step, `[<= N, ...]` each."""
         actor = RandomActor(self.network, self.num_envs, self.generator)
         self.reset()
         current, mask, self._current = self._current, self._mask, None
@@ -315,26 +315,26 @@ class Collector:
     # ---------------------------------------------------------------- the environments
 
     def restart_episodes(self) -> None:
-        """Abandon the current episodes, between iterations: the next step starts new ones in place of an action."""
+        """Abandon the current episodes, between iterations: the next step starts new ones instead of acting."""
         self._restarts = self._current is not None
 
     def metrics(self) -> dict[str, float]:
-        """Return means over the last 100 episodes, and `env/worker_restarts` where environments had to be restarted."""
+        """Return means over the last 100 episodes, and `env/worker_restarts` if environments were restarted."""
         restarts = {"env/worker_restarts": float(self.stepper.restarts)} if self.stepper.restarts else {}
         return {**self.statistics.metrics(), **restarts}
 
     def take_notices(self) -> list[str]:
-        """Return lines for the user about the environments since the last call."""
+        """Return the lines for the user about the environments since the last call."""
         notices = self.stepper.notices[:]
         self.stepper.notices.clear()
         return notices
 
     def interrupt(self) -> None:
-        """Abandon the current episodes after an error: the environments may be anywhere in a step."""
+        """Abandon the current episodes after an error, which may have left the environments in the middle of a step."""
         self.interrupted, self._current = True, None
 
     def get_state(self) -> State:
-        """Return all that the next iteration depends on, between iterations or interrupted."""
+        """Return everything that the next iteration depends on, between iterations or after an interruption."""
         state: State = {name: getattr(self, name) for name in ("env_steps", "rows")}
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
         if self.interrupted:
@@ -347,7 +347,7 @@ class Collector:
         return state
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state, before the first iteration. Return why the environments start new episodes instead, if they do."""
+        """Restore a state before the first iteration. Return None, or the reason why the environments start new episodes instead."""
         self.env_steps, self.rows = state["env_steps"], state["rows"]
         self.statistics.set_state(state["statistics"])
         if "generator" not in state:
@@ -359,7 +359,7 @@ class Collector:
             self.statistics.forget()
             return INTERRUPTED if state.get("interrupted", False) else None
         if np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
-            new_episodes: str | None = "the checkpoint holds no action masks, or other ones"
+            new_episodes: str | None = "the checkpoint holds no action masks, or different ones"
         elif tree_map(np.shape, episodes["memory"]) != tree_map(np.shape, self.network.initial_memory(self.num_envs)):
             new_episodes = "the checkpoint holds another memory"
         elif self.exploration is not None and not self.exploration.set_state(episodes.get("exploration")):
@@ -376,9 +376,9 @@ class Collector:
 
 
 def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:
-    """Compute the values of all rows at once, and on request their log-probabilities, with the current weights of an actor-critic.
+    """Compute the values of all rows as one batch, and on request their log-probabilities, with the current weights of an actor-critic.
 
-    `unroll` is of tensors, its ends of arrays.
+    `unroll` holds tensors, with its ends as arrays.
     """
     ends = unroll.ends
     unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
@@ -397,7 +397,7 @@ def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log
 
 
 def gather_ends(found: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_obs: Callable[[int], Tree]) -> Ends:
-    """Join what was found at each step: the step, the environments, their last observations, and the memory after them, as arrays."""
+    """Join the ends found at each step, as arrays: the step, the environments, their final observations, and the memory after them."""
     steps, envs, finals, after = zip(*found, strict=True)
     env = np.concatenate(envs)
     obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
@@ -406,7 +406,7 @@ def gather_ends(found: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_ob
 
 
 def join(unrolls: Sequence[Unroll]) -> Unroll:
-    """Join unrolls of arrays: the environments of the first one, then those of the next."""
+    """Concatenate unrolls of arrays along the environments."""
     if len(unrolls) == 1:
         return unrolls[0]
     bodies = [unroll._replace(ends=()) for unroll in unrolls]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Off-policy experience: datasets of batches from a replay buffer, filled by acting and learning in turn, or once and for all."""
+"""Off-policy experience: datasets of batches from a replay buffer, filled by acting and learning in turn, or in advance (offline)."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from lightning_rl.networks.memory import Memory
 from lightning_rl.types import Experience, State, Transition, Tree, tree_map, tree_to_torch
 
 PROGRESS = ("learning_starts", "random_until", "phases")
-"""What a run remembers of how it began."""
+"""Attributes that track the warm-up and the learning phases of a run; checkpoints save them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SampledDataset(ExperienceDataset):
 
     Args:
         signals: the S reward signals, by name, see `rewards/signal.py`.
-        settings: what a batch is.
+        settings: size of batches and their steps.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class SampledDataset(ExperienceDataset):
         self.powers: tuple[Tensor, ...] = torch.tensor(gamma**powers, dtype=torch.float32, device=device).unbind(1)
         """γ⁰ … γⁿ⁻¹ of each signal."""
         self.discounts = np.concatenate([np.zeros((1, len(gamma))), gamma ** (powers + 1)]).astype(np.float32)
-        """Of each signal after k steps, `[n + 1, S]`; 0 after 0 steps, which stands for a termination."""
+        """Discount of each signal after k steps, `[n + 1, S]`; 0 after 0 steps, which stands for a termination."""
         self.ignore_done = np.array([signal.ignore_done for signal in signals.values()])
         self.needs_steps = any(signal.sees or signal.ignore_done for signal in signals.values())
         self.progress = 0.0
         self.rows = np.zeros(0, dtype=np.int64)
         self.mean_rewards: dict[str, Tensor] = {}
-        """What each signal pays per step of the newest batch, where there is more than the environment's reward."""
+        """Mean reward per step of each signal in the newest batch, if there are others than the environment's reward."""
 
     def __iter__(self) -> Iterator[Iterator[Transition]]:
         while True:
@@ -89,7 +89,7 @@ class SampledDataset(ExperienceDataset):
         raise NotImplementedError
 
     def sample(self) -> Transition:
-        """Draw a batch of transitions, with the rewards that the signals pay for them now."""
+        """Draw a batch of transitions, with the current rewards of all signals."""
         window = self.buffer.sample(self.settings.batch_size, self.progress)
         self.rows = window.rows
         arrays = (window.obs, window.action, window.reward, self.discounts[window.steps], window.next_obs, window.weight)
@@ -123,28 +123,28 @@ class SampledDataset(ExperienceDataset):
         return tree_to_torch((steps, discount), self.device)
 
     def observations(self) -> Iterator[Tree]:
-        """Yield all observations that are stored, those of `demonstration_share` too, in batches of some thousand."""
+        """Yield all stored observations, including those of `demonstration_share`, in batches of a few thousand."""
         for buffer in (self.buffer, *([] if self.buffer.demonstrations is None else [self.buffer.demonstrations])):
             stored = np.concatenate([buffer.stored(env) for env in range(len(buffer.envs))])
             for rows in np.array_split(stored, max(1, len(stored) // 4096)):
                 yield tree_to_torch(buffer.layout.read(rows, rows)[0].observation.obs, self.device)
 
     def metrics(self) -> dict[str, float]:
-        """Return `rewards/<signal>` where there is more than the environment's reward."""
+        """Return `rewards/<signal>` if there are signals other than the environment's reward."""
         return {f"rewards/{name}": float(mean) for name, mean in self.mean_rewards.items()}
 
 
 class ReplayDataset(SampledDataset):
     """Endless iterations of experience; each steps the environments between its batches.
 
-    After every `train_freq` environment steps, counted over all environments of this rank, come `gradient_steps` batches (-1: as many as
-    steps), once `learning_starts` steps were made. Learning is never caught up on: a run that is continued with an empty buffer fills it
-    again with `learning_starts` steps of its policy.
+    Once `learning_starts` steps were made, every `train_freq` environment steps, counted over all environments of this rank, are followed
+    by `gradient_steps` batches (-1: as many as steps). Missed batches are not made up for: a run that is resumed with an empty buffer first
+    fills it with `learning_starts` steps of its policy.
 
     Args:
-        collector: of this rank, with the steps of one iteration.
-        ranks: how many ranks share the environment steps.
-        resumed: whether the run continues another: its policy acts from the first step, without a random warm-up.
+        collector: the collector of this rank, whose `n_steps` are those of one iteration.
+        ranks: number of ranks that share the environment steps.
+        resumed: whether the run continues another: its policy then acts from the first step, without a random warm-up.
         buffer, signals, settings, device, iterations: as in `SampledDataset`.
     """
 
@@ -167,7 +167,7 @@ class ReplayDataset(SampledDataset):
         self.learning_starts: float | None = None
         self.random_until, self.phases = 0.0, 0
         self.store: SegmentStore | None = None
-        """Where the buffer is saved; None if it is not."""
+        """Where the buffer is saved, or None."""
         self._manifests: list[dict[str, Any]] = []
         self._saving: dict[str, Any] | None = None
 
@@ -181,7 +181,7 @@ class ReplayDataset(SampledDataset):
             self.phases = max(0, self._phases())
 
     def _iteration(self) -> Iterator[Transition]:
-        if self.learning_starts is None:  # there is no run, which begins iterations
+        if self.learning_starts is None:  # used without a run, which would have begun the iteration
             self.begin_iteration(0, 0.0)
         collector, settings = self.collector, self.settings
         updates = settings.train_freq if settings.gradient_steps < 0 else settings.gradient_steps
@@ -195,7 +195,7 @@ class ReplayDataset(SampledDataset):
                     yield self.sample()
 
     def _phases(self) -> int:
-        """Return how many times `train_freq` steps were made since learning could start; equal on all ranks."""
+        """Return how many times `train_freq` steps were completed since learning started; equal on all ranks."""
         assert self.learning_starts is not None
         return int((self.steps - self.learning_starts) // self.settings.train_freq)
 
@@ -209,8 +209,8 @@ class ReplayDataset(SampledDataset):
             signal.gather(tree_map(lambda leaf: leaf.to(self.device), rollout) if signal.sees else rollout)
 
     def metrics(self) -> dict[str, float]:
-        """Return `replay/size`, `replay/mean_picks` (how often a row was drawn) and `replay/age_mean` (transitions newer than a drawn row);
-        and `rewards/<signal>` where there is more than the environment's reward."""
+        """Return `replay/size`, `replay/mean_picks` (draws per row), `replay/age_mean` (transitions newer than a drawn row), and
+        `rewards/<signal>` if there are signals other than the environment's reward."""
         age = {"replay/age_mean": float(self.buffer.age(self.rows).mean())} if len(self.rows) else {}
         return {**super().metrics(), **self.buffer.statistics(), **age}
 
@@ -234,7 +234,7 @@ class ReplayDataset(SampledDataset):
 
     def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
         self.rows = state["rows"]
-        if len(self.buffer):  # else it fills again before learning goes on
+        if len(self.buffer):  # else it is filled again before learning continues
             for name in PROGRESS:
                 setattr(self, name, state[name])
         if new_episodes is not None:
@@ -243,12 +243,12 @@ class ReplayDataset(SampledDataset):
 
 
 class OfflineDataset(SampledDataset):
-    """Endless iterations of batches from a buffer that holds a dataset and stays as it is; no environment is stepped.
+    """Endless iterations of batches from a buffer with a fixed dataset; no environment is stepped.
 
     Args:
         collector: a `NoCollector`.
-        updates_per_iteration: batches of an iteration; the last one has what is left of the run.
-        max_updates: length of the run.
+        updates_per_iteration: batches per iteration; the last iteration has the remaining ones.
+        max_updates: total number of batches in the run.
         buffer, signals, settings, device: as in `SampledDataset`.
     """
 
@@ -276,12 +276,12 @@ class OfflineDataset(SampledDataset):
             yield self.sample()
 
     def metrics(self) -> dict[str, float]:
-        """Return how many times all transitions were learned from, on average."""
+        """Return `train/epochs`, how many times each transition was drawn on average."""
         return {**super().metrics(), "train/epochs": self.buffer.drawn / len(self.buffer)}
 
     def own_state(self) -> State:
         return {"sampling": self.buffer.sampling_state()}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
-        """Continue the draws; the dataset itself is read again."""
+        """Continue the random draws; the dataset itself is read again."""
         return self.buffer.set_sampling_state(state["sampling"])

@@ -23,7 +23,7 @@ from lightning_rl.types import Rollout, State, Tree, is_finite, tree_index, tree
 
 
 class Rows(NamedTuple):
-    """R steps: obs and action `[R, ...]` trees, actions as sampled, action_mask bool `[R, M]`, or () where all actions are always legal."""
+    """R steps: obs and action `[R, ...]` trees, actions as sampled, action_mask bool `[R, M]`, or () if all actions are always legal."""
 
     obs: Tree
     action: Tree
@@ -31,10 +31,10 @@ class Rows(NamedTuple):
 
 
 class DemonstrationBatch(NamedTuple):
-    """B rows of demonstrations: those of N sequences of L rows, flat and time-major; L = 1 without a memory.
+    """B rows of demonstrations from N sequences of L rows, flat and time-major; L = 1 without a memory.
 
-    obs, action: `[B, ...]` trees, actions as sampled.  weight: `[B]`, the same for all demonstrated rows, 0 for those that pad a sequence;
-    sums to 1.  episode_start: bool `[L, N]`, true in the first rows: each sequence begins with an empty memory.
+    obs, action: `[B, ...]` trees, actions as sampled.  weight: `[B]`, equal for all demonstrated rows, 0 for padding; sums to 1.
+    episode_start: bool `[L, N]`, true in the first rows: each sequence begins with an empty memory.
     action_mask: bool `[B, M]`, of the choices at obs.
     """
 
@@ -46,14 +46,14 @@ class DemonstrationBatch(NamedTuple):
 
 
 class EpisodeRows:
-    """The rows of some episodes, each cut into sequences of `sequence_length` rows, the last of them shorter."""
+    """Rows of episodes, each cut into sequences of `sequence_length` rows; the last sequence of an episode may be shorter."""
 
     def __init__(self, episodes: Sequence[Rows], sequence_length: int = 1) -> None:
         self.length, self.num_episodes = sequence_length, len(episodes)
         ends = np.cumsum([len(tree_leaves(episode.action)[0]) for episode in episodes], dtype=np.int64)
         begins = np.concatenate([[0], ends[:-1]])[: len(ends)]
         counts = -(-(ends - begins) // sequence_length)
-        place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # in its episode
+        place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # index within the episode
         self.first = np.repeat(begins, counts) + place * sequence_length
         self.size = np.minimum(np.repeat(ends, counts) - self.first, sequence_length)
         self.num_rows = int(counts.sum() and ends[-1])
@@ -74,15 +74,15 @@ class EpisodeRows:
 
 
 def read_rows(who: str, obs: Tree, action: Tree, action_mask: Tree | None, spaces: Spaces, distribution: Distribution) -> Rows:
-    """Return one demonstrated episode as it is learned from.
+    """Convert one demonstrated episode to rows for learning.
 
     Args:
-        obs: `[T + 1, ...]` tree, in the environment's own form.
-        action: `[T, ...]` tree, the same.
-        action_mask: of the choices at obs, `[T + 1, M]` or `[T, M]`, or another form of `envs/masks.py`; None where everything was legal.
+        obs: `[T + 1, ...]` tree, in the environment's own format.
+        action: `[T, ...]` tree, also in the environment's own format.
+        action_mask: masks of the choices at obs, `[T + 1, M]` or `[T, M]`, or another format of `envs/masks.py`; None: all are legal.
 
     Raises:
-        SettingError: it does not fit the spaces, an observation is NaN or infinite, or an action is not legal.
+        SettingError: the episode does not fit the spaces, an observation is NaN or infinite, or an action is illegal.
     """
 
     def store(target: np.ndarray, source: np.ndarray) -> np.ndarray:
@@ -109,7 +109,7 @@ def read_rows(who: str, obs: Tree, action: Tree, action_mask: Tree | None, space
 
 
 def _illegal(distribution: Distribution, action: Tree, mask: np.ndarray) -> np.ndarray:
-    """Return which rows hold NaN or infinite values, or choices that are out of range or not legal, `[T]`."""
+    """Return which rows hold NaN or infinite values, or choices that are out of range or illegal, `[T]`."""
     illegal, first = np.zeros(len(mask), dtype=bool), 0
     for leaf, part in zip(distribution.leaves(), distribution.flat(action), strict=True):
         illegal |= ~np.isfinite(part).reshape(len(part), -1).all(1)
@@ -123,7 +123,7 @@ def _illegal(distribution: Distribution, action: Tree, mask: np.ndarray) -> np.n
 
 
 def split_by_episode(lengths: Sequence[int], fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """Return which episodes to learn from, and which to hold back for validation: random ones with at most `fraction` of all steps."""
+    """Return the episodes to learn from, and those held out for validation: random ones with at most `fraction` of all steps."""
     learned, held = [], []
     room = round(fraction * sum(lengths))
     for episode in np.random.default_rng(seed).permutation(len(lengths)).tolist():
@@ -137,7 +137,7 @@ def split_by_episode(lengths: Sequence[int], fraction: float, seed: int) -> tupl
 
 @dataclass(frozen=True)
 class DemonstrationSettings:
-    """What to learn from in what portions; see the algorithms that have these settings."""
+    """Settings of minibatches and validation; described in the algorithms that have them."""
 
     batch_size: int
     updates_per_iteration: int
@@ -160,9 +160,9 @@ class DemonstrationDataset(ExperienceDataset):
 
     Args:
         collector: a `NoCollector`.
-        draws: of what to learn from.
-        held: what is held back for validation.
-        settings: how many minibatches there are; the last iteration has what is left of the run.
+        draws: minibatches to learn from.
+        held: rows held out for validation.
+        settings: numbers of minibatches; the last iteration has the remaining ones.
     """
 
     restart_notice = "demonstrations are shuffled again"
@@ -186,14 +186,14 @@ class DemonstrationDataset(ExperienceDataset):
             yield self.batch
 
     def validation(self) -> Iterator[tuple[int, DemonstrationBatch]]:
-        """Yield what is held back, once and in order, as minibatches of some thousand rows, each with their number."""
+        """Yield the held-out rows once, in order, as minibatches of a few thousand rows, each with its number of rows."""
         size = max(1, 4096 // self.held.length)
         for at in range(0, len(self.held), size):
             sequences = np.arange(at, min(at + size, len(self.held)))
             yield int(self.held.size[sequences].sum()), self.draws.on_device(self.held.batch(sequences))
 
     def metrics(self) -> dict[str, float]:
-        """Return how many times all demonstrations were learned from."""
+        """Return `train/epochs`, how many times all demonstrations were drawn."""
         return {"train/epochs": self.draws.order.epochs}
 
     def own_state(self) -> State:
@@ -204,11 +204,11 @@ class DemonstrationDataset(ExperienceDataset):
 
 
 class DemonstrationDraws:
-    """Minibatches of demonstrations: all sequences come once, in random order, and then again in another.
+    """Draws minibatches of demonstrations: all sequences once in random order, then again in another order.
 
     Args:
-        batch_size: rows of a minibatch, in whole sequences; all where there are fewer.
-        seed: of the order, the same on all ranks: each `rank` of `ranks` takes its share of it.
+        batch_size: rows of a minibatch, in whole sequences; all rows if there are fewer.
+        seed: seed of the order, the same on all ranks: each `rank` of `ranks` takes its share of it.
     """
 
     def __init__(self, rows: EpisodeRows, batch_size: int, seed: int, device: torch.device, rank: int = 0, ranks: int = 1) -> None:
@@ -221,12 +221,12 @@ class DemonstrationDraws:
         return self.on_device(self.rows.batch(self.order.take(self.num_sequences * self.ranks)[self.rank :: self.ranks]))
 
     def on_device(self, batch: DemonstrationBatch) -> DemonstrationBatch:
-        """Move a minibatch to where it is learned from."""
+        """Move a minibatch to the device."""
         return tree_map(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
 
 
 class ShuffledOrder:
-    """The places 0 … num − 1 in random order, all of them once, and then again in another order, without end."""
+    """Endless random order of the indices 0 … num − 1: all of them once, then again in another order."""
 
     def __init__(self, num: int, seed: int) -> None:
         self.num, self.generator, self.past = num, Generator().manual_seed(seed), 0
@@ -249,18 +249,18 @@ class ShuffledOrder:
 
     @property
     def epochs(self) -> float:
-        """Return how many times all places were taken."""
+        """Return how many times all indices were taken."""
         return self.past + self.position / self.num
 
     def get_state(self) -> State:
-        """Return the generator as it was before this pass, and the position in it."""
+        """Return the generator's state before this pass, and the position in the pass."""
         return {"num": self.num, "began": self.began, "position": self.position, "past": self.past}
 
     def set_state(self, state: State) -> str | None:
-        """Restore what `get_state` returned; return the reason if the order has to be another one."""
+        """Restore a state of `get_state`. Return None, or the reason why the order cannot be the same."""
         self.past = int(state["past"])
         if state["num"] != self.num:
-            return f"the checkpoint had {state['num']:,} sequences of them, not {self.num:,}"
+            return f"the checkpoint has {state['num']:,} sequences, not {self.num:,}"
         self.generator.set_state(torch.from_numpy(state["began"]))
         self._shuffle()
         self.position = min(max(0, state["position"]), self.num)
@@ -268,7 +268,7 @@ class ShuffledOrder:
 
 
 class NoCollector:
-    """Takes the place of a collector in runs that step no environment."""
+    """Stand-in for a collector in runs that step no environment."""
 
     name, num_envs, n_steps, env_steps, rows, can_be_saved = "demonstrations", 1, math.inf, 0, 0, True
 
@@ -281,7 +281,7 @@ class NoCollector:
         return self.nothing
 
     def get_state(self) -> State:
-        """Return what a collector has before its first episode."""
+        """Return the state of a collector before its first episode."""
         state = {"env_steps": 0, "rows": 0, "statistics": self.statistics.get_state(), "generator": self.generator.get_state()}
         return {**state, "episodes": None}
 

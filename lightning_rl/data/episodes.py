@@ -1,4 +1,4 @@
-"""Episodes: statistics of those in training, and whole ones with a fixed policy for evaluation."""
+"""Statistics of training episodes, and whole episodes with a fixed policy for evaluation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 WINDOW = 100
-"""Episodes that the means of a run are over."""
+"""Number of latest episodes over which a run's means are taken."""
 
 
 class Finished(NamedTuple):
-    """An episode that ended: the sum of its rewards, its success (None if not reported), its lessons, its steps, and the parameters that it
-    drew."""
+    """A finished training episode: the sum of its rewards, its success (None if not reported), its lessons, its steps, and its drawn
+    parameters."""
 
     return_: float
     success: float | None
@@ -47,10 +47,10 @@ class EpisodeStatistics:
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.successes: deque[float] = deque(maxlen=WINDOW)
         self.reports_success = False
-        """Whether any episode has reported its success. From then on one that does not report it counts as a failure."""
+        """Whether any episode has reported its success. From then on, episodes that do not report it count as failures."""
         self.parameters: dict[str, deque[float]] = {}
         self.finished: list[Finished] = []
-        """The episodes that ended in the current iteration."""
+        """Episodes that ended in the current iteration."""
         self.episodes = 0
 
     def update(self, step: EnvStep) -> None:
@@ -81,7 +81,7 @@ class EpisodeStatistics:
 
     @property
     def mean_length(self) -> float:
-        """Return the mean length of the last episodes, or before the first one ends what they have reached."""
+        """Return the mean length of the last episodes, or of the running ones before the first has ended."""
         return float(np.mean(self.lengths if self.lengths else self.running_length))
 
     def share_reports(self) -> None:
@@ -104,7 +104,7 @@ class EpisodeStatistics:
         self.parameters = {name: deque(window, WINDOW) for name, window in drawn.items()}
 
     def clear(self) -> None:
-        """Forget the episodes that ended, but for their number."""
+        """Forget the finished episodes, except for their number."""
         for window in (self.returns, self.lengths, self.successes, self.parameters):
             window.clear()
         self.reports_success = False
@@ -125,8 +125,8 @@ def success(info: Mapping[str, Any], env: int | None = None) -> float | None:
     """Return whether an episode was a success, 0 or 1; None if its last info does not report it.
 
     Args:
-        info: of one environment, or of all: arrays, with gymnasium's masks `_<name>` of the environments that have the entry.
-        env: which of all; None if the info is of one.
+        info: info of one environment, or of all: arrays, with gymnasium's masks `_<name>` of the environments that have the entry.
+        env: index of the environment; None if the info is of one environment.
     """
     for name in SUCCESS:
         reported = info.get(f"_{name}")
@@ -142,14 +142,14 @@ def info_arrays(info: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 MAX_EPISODE_STEPS = 10_000
-"""The longest episode where the environment has no limit of its own."""
+"""Default limit of an episode if the environment has no limit of its own."""
 
 
 class Episode(NamedTuple):
-    """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if it did not report it).
+    """A finished episode: the seed of its reset, the sum of its rewards, its steps, and its success (None if not reported).
 
-    parts: the returns of behaviors by name, where there are several; then `return_` is their mean.
-    result: of a game against opponents, 1 won, ½ drawn, 0 lost, by the learner's return and another's; of several the mean; else None.
+    parts: returns of behaviors by name, if there are several; then `return_` is their mean.
+    result: result of a game against opponents, by comparing returns: 1 won, ½ drawn, 0 lost; the mean over several opponents; else None.
     """
 
     seed: int
@@ -161,27 +161,27 @@ class Episode(NamedTuple):
 
 
 class EpisodePlayer:
-    """Plays episodes on environments of its own, each episode with its own seed, each environment with its own share of them.
+    """Plays episodes in its own environments, each episode with its own seed, each environment with its fixed share of the episodes.
 
-    An environment whose episodes are short plays no more of them than the others: "the first to finish" would favour short ones.
+    Taking the episodes that finish first instead would be biased towards short episodes.
 
     Args:
-        envs: which the player closes.
-        max_episode_steps: an episode of this length ends here, counted as truncated; see `longest_episode` unless given.
-        masked: whether the environments must rule out actions, as in `Spaces`; if not, they may.
+        envs: environments; the player closes them.
+        max_episode_steps: an episode of this length ends, counted as truncated (default: see `longest_episode`).
+        masked: whether the environments must mask actions, as in `Spaces`; if false, they may.
     """
 
     on_nan = "raise"
-    """What to do about NaN and infinite numbers, see `nan_policy.py`."""
+    """How to handle NaN and infinite values, see `nan_policy.py`."""
 
     def __init__(self, envs: list[gym.Env], max_episode_steps: int | None, masked: bool = False) -> None:
         self.envs = envs
         self.max_episode_steps, self.masked = max_episode_steps or longest_episode(self.envs[0]), masked
 
     def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
-        """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  Leave the network's modes as they were.
+        """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  The network's modes do not change.
 
-        Raises `RunStoppedError`: `stop` says so.
+        Raises `RunStoppedError`: `stop` returned True.
         """
         with eval_mode(network):
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
@@ -221,12 +221,12 @@ class EpisodePlayer:
 
 
 class Seat:
-    """One environment, and the episode running in it.
+    """One environment and its running episode.
 
-    obs, mask: what to act on next.  seed, return_, length: of the episode so far.  info: what the environment said last.
-    replaced, first_replaced: in how many of its steps there were bad values, and the first of them in words.
+    obs, mask: the next observation and mask to act on.  seed, return_, length: of the episode so far.  info: the environment's last info.
+    replaced, first_replaced: number of steps of the episode with replaced NaN or infinite values, and a description of the first.
 
-    `index` and `where` are for messages: which of its owner's environments it is, and when. Others as in `EpisodePlayer`.
+    `index` and `where` are for messages: the environment's index, and the phase. Other arguments are as in `EpisodePlayer`.
     """
 
     def __init__(self, index: int, env: gym.Env, masked: bool = False, on_nan: str = "raise", where: str = "in evaluation") -> None:
@@ -235,7 +235,7 @@ class Seat:
         self.name, self.contract = name_of(env), contract_of(env, index)
 
     def start(self, seed: int) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self.seed, self.return_, self.length = seed, 0.0, 0
         self.replaced, self.first_replaced = 0, ""
         self.obs = allocate(self.space)
@@ -252,13 +252,13 @@ class Seat:
         obs, reward, bad = check_episode(obs, reward, self.obs, where, self.on_nan)
         if bad:
             self.replaced, self.first_replaced = self.replaced + 1, self.first_replaced or bad
-        return (obs if self.on_nan == "raise" else deepcopy(obs)), reward  # an environment may write the next one into it
+        return (obs if self.on_nan == "raise" else deepcopy(obs)), reward  # an environment may reuse the array
 
     def step(self, action: Tree, max_episode_steps: int) -> bool:
         """Step once. Return whether this ended the episode."""
         try:
             obs, paid, terminated, truncated, info = self.env.step(action)
-        except (SettingError, OSError):  # of wrappers that write what they see
+        except (SettingError, OSError):  # OSError: of wrappers that write files
             raise
         except Exception as error:  # a user's environment may raise anything
             raise self.contract.failure(error) from error
@@ -275,12 +275,12 @@ class Seat:
 
     @property
     def success(self) -> float | None:
-        """Return whether the episode that ended was a success; None if it did not report it."""
+        """Return whether the finished episode was a success; None if not reported."""
         return success(self.info)
 
 
 class _Share(Seat):
-    """A seat with the seeds it has still to play, the current one first."""
+    """A seat with the seeds still to play, the current one first."""
 
     def __init__(self, index: int, env: gym.Env, seeds: list[int], network: Any, player: EpisodePlayer) -> None:
         super().__init__(index, env, player.masked, player.on_nan)
@@ -288,7 +288,7 @@ class _Share(Seat):
         self.begin()
 
     def begin(self) -> None:
-        """Begin the episode of the current seed."""
+        """Start the episode of the current seed."""
         self.memory = self.initial_memory
         self.start(self.seeds[0])
 
@@ -303,20 +303,20 @@ class _Share(Seat):
 
 
 def longest_episode(env: gym.Env) -> int:
-    """Return the steps after which an episode is ended: the environment's own limit, or 10,000 where it has none."""
+    """Return the maximum number of steps of an episode: the environment's own limit, or 10,000 if it has none."""
     return getattr(env.spec, "max_episode_steps", None) or MAX_EPISODE_STEPS
 
 
 def returns_of_parts(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Return the returns of each behavior, in the episodes in which it was there; empty where there are not several."""
+    """Return the returns of each behavior in the episodes in which it was present; empty unless there are several behaviors."""
     names = sorted({part for episode in episodes for part in episode.parts})
     return {name: [episode.parts[name] for episode in episodes if name in episode.parts] for name in names}
 
 
 def rates_of(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return `success_rate` if any episode reports its success, one that does not being a failure, and of games `win_rate`, `draw_rate`.
+    """Return `success_rate` if any episode reports its success, and for games `win_rate` and `draw_rate`.
 
-    A game is won if the learner beats more of the others than beat it.
+    An episode without a report then counts as a failure. A game is won if the learner beats more of the others than beat it.
     """
     rates = {}
     if any(each.success is not None for each in episodes):
@@ -327,14 +327,15 @@ def rates_of(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def win_rate(results: Sequence[float]) -> float:
-    """Return the share of games that were won, of their results: more than ½."""
+    """Return the share of won games: those with a result above ½."""
     return sum(result > 0.5 for result in results) / len(results)
 
 
 def summarize(episodes: list[Episode]) -> dict[str, Any]:
     """Compute statistics of the returns: mean, deviation, range, median, interquartile mean, and a 95 % bootstrap interval of the mean.
 
-    The interval of one episode is None and None. Of several behaviors returns are means, and `<behavior>/return_mean` and others follow.
+    The interval of a single episode is None, None. With several behaviors the returns are means over them, and `<behavior>/return_mean`,
+    …, are added.
     """
     returns = np.array([episode.return_ for episode in episodes])
     ordered, quarter = np.sort(returns), len(returns) // 4

@@ -1,4 +1,4 @@
-"""Experience of groups: rollouts of agents with the values of their groups, returns, and minibatches of whole groups.
+"""Experience of groups: rollouts of agents with values of their groups, returns, and minibatches of whole groups.
 
 Shapes: E groups, the copies of an environment, of A agents each; row e · A + a is agent a of group e.
 """
@@ -19,16 +19,16 @@ from lightning_rl.returns import gae
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_map, tree_to_torch
 
 RECENT = 100
-"""Episodes of groups that a mean is over."""
+"""Number of latest group episodes over which means are taken."""
 
 
 class GroupRollout(NamedTuple):
     """Experience of E groups over T steps.
 
-    rows: of agents `[T, N, ...]`, without values.  present: who was there, bool `[T, E, A]`.
-    over, terminated: bool `[T, E]`, whether the last of the group ended, and whether none of them was truncated.
-    value, next_value: `[T, E, S]`, of the group before the step, and of those who are there after it; at a truncation of their last
-    observations.  baseline: `[T, E, A, S]`, of each agent; empty where there is none.
+    rows: rows of agents `[T, N, ...]`, without values.  present: which agents were present, bool `[T, E, A]`.
+    over, terminated: bool `[T, E]`, whether the last agent of the group ended, and whether no agent was then truncated.
+    value, next_value: `[T, E, S]`, value of the group before the step, and of the agents present after it; at a truncation, the value of
+    their final observations.  baseline: `[T, E, A, S]`, baseline of each agent; empty without baselines.
     """
 
     rows: Rollout
@@ -41,12 +41,12 @@ class GroupRollout(NamedTuple):
 
 
 class GroupBatch(NamedTuple):
-    """Steps of groups, `[B, ...]`, in sequences of L steps, time-major; L = 1 where nothing is remembered.
+    """Steps of groups, `[B, ...]`, in sequences of L steps, time-major; L = 1 without a memory.
 
-    obs, action, log_prob, action_mask, next_obs, terminated: of agents, `[B, A, ...]`.  present: who was there, `[B, A]`.
+    obs, action, log_prob, action_mask, next_obs, terminated: of agents, `[B, A, ...]`.  present: which agents were present, `[B, A]`.
     value, returns: `[B, S]`.  baseline: `[B, A, S]`.  advantage: `[B, A]`, summed over S.
-    weight, group_weight: `[B, A]` and `[B]`, the same for all agents, and groups, that are experience, 0 for the others; they sum to 1.
-    episode_start: `[L, B / L, A]`.  memory: the policy's before the first step of each sequence, `[B / L, A, ...]` tree.
+    weight, group_weight: `[B, A]` and `[B]`, equal for all agents, and groups, that are experience, 0 for the others; each sums to 1.
+    episode_start: `[L, B / L, A]`.  memory: the policy's memory before the first step of each sequence, `[B / L, A, ...]` tree.
     """
 
     obs: Tree
@@ -66,13 +66,13 @@ class GroupBatch(NamedTuple):
     memory: Tree = ()
 
     def flat(self, name: str) -> Any:
-        """Return what belongs to agents as rows `[B · A, ...]`, or `[L, B / L · A]` for the starts of episodes."""
+        """Return a field of agents as rows `[B · A, ...]`, or `[L, B / L · A]` for the starts of episodes."""
         tree, dim = getattr(self, name), int(name == "episode_start")
         return tree_map(lambda leaf: leaf.flatten(dim, dim + 1), tree)
 
     @property
     def experience(self) -> Experience:
-        """Return the rows as reward signals see them."""
+        """Return the rows as input of reward signals."""
         obs, action, next_obs, terminated, weight = map(self.flat, ("obs", "action", "next_obs", "terminated", "weight"))
         return Experience(obs, action, next_obs, (), terminated, weight)
 
@@ -81,17 +81,17 @@ class GroupDataset(RolloutDataset):
     """Endless rollouts of groups with the newest weights.
 
     Args:
-        rollouts: of the groups' rows, whose collector it takes over.
-        baselines: whether rollouts hold them.
+        rollouts: dataset of the groups' rows, whose collector is taken over.
+        baselines: whether rollouts hold baselines.
     """
 
     def __init__(self, rollouts: RolloutDataset, baselines: bool) -> None:
         super().__init__(rollouts.collector, rollouts.iterations)
         self.baselines = baselines
         self.paid: np.ndarray | None = None
-        """What each group has got in its episode."""
+        """Return of each group in its current episode so far."""
         self.finished: deque[float] = deque(maxlen=RECENT)
-        """The returns of the last groups that ended."""
+        """Returns of the latest groups that ended."""
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -120,7 +120,7 @@ class GroupDataset(RolloutDataset):
         over[:-1] &= groups.rows.episode_start.unflatten(-1, groups.present.shape[1:])[1:].all(-1).cpu().numpy()  # else it was abandoned
         self.paid = np.zeros(reward.shape[1]) if self.paid is None else self.paid
         for paid, ended, is_there in zip(reward, over, there, strict=True):
-            self.paid = (self.paid + paid) * is_there  # nobody is there where an episode was abandoned
+            self.paid = (self.paid + paid) * is_there  # no agent is present if an episode was abandoned
             if ended.any():
                 self.finished.extend(self.paid[ended].tolist())
                 self.paid[ended] = 0.0
@@ -143,13 +143,13 @@ class GroupDataset(RolloutDataset):
 
 
 def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torch.device, baselines: bool) -> GroupRollout:
-    """Compute the values of all groups at once, and log-probabilities, with the current weights.
+    """Compute the values of all groups as one batch, and log-probabilities, with the current weights.
 
     Args:
-        unroll: of tensors, its ends of arrays.
-        present: `[N]`, who is there after the last step.
+        unroll: unroll of tensors, with its ends as arrays.
+        present: `[N]`, agents that are present after the last step.
         network: a `GroupActorCritic`.
-        baselines: whether to compute them too.
+        baselines: whether to compute baselines too.
     """
     ends, size = unroll.ends, network.group_size
     unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
@@ -160,13 +160,13 @@ def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torc
     left, truncated, kept = (flags.unflatten(1, (-1, size)) for flags in (rows.terminated | rows.truncated, rows.truncated, kept))
     now = there[:-1]
     abandoned = truncated & now & ~kept
-    there = torch.cat([now[:1], there[1:] | abandoned])  # the next row, in which nobody acts, holds what they saw last
+    there = torch.cat([now[:1], there[1:] | abandoned])  # the next row, without actions, holds their final observations
     over = now.any(-1) & (left | ~now).all(-1)
     log_prob, _, z = network.evaluate(rows.obs, rows.action, memory, rows.episode_start, rows.action_mask, now, baselines)
     value = network.value(unroll.obs, memory, unroll.episode_start, there)
     next_value = value[1:]
     cut = over & (truncated & now).any(-1)
-    keeps_terminated = len(unroll.next_obs) > 0  # in `ends`: a stream that ignores terminations goes on beyond them, and asks for next_obs
+    keeps_terminated = len(unroll.next_obs) > 0  # in `ends`: a stream that ignores terminations needs next_obs
     last = (over if keeps_terminated else cut) & ~abandoned.any(-1)
     if last.any():
         next_value = next_value.clone()
@@ -176,15 +176,15 @@ def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torc
 
 
 def value_last(ends: Ends, leaving: Tensor, last: Tensor, network: Any) -> Tensor:
-    """Return V of the last observations `[K, S]` of the K groups that end where `last [T, E]` is true.
+    """Return V of the final observations `[K, S]` of the K groups that end where `last [T, E]` is true.
 
-    In it are those who are `leaving [T, E, A]` in this step: of a group that is truncated who was truncated, not who terminated in the
-    same step; of one that terminates all who did. Who left before is not.
+    V counts the agents that are `leaving [T, E, A]` in this step: in a truncated group those that were truncated, but not those that
+    terminated in the same step; in a terminated group all that terminated. Agents that left earlier do not count.
     """
     device, size = last.device, leaving.shape[-1]
     step, row = torch.from_numpy(ends.step).to(device), torch.from_numpy(ends.env).to(device)
     counts = last[step, row // size] & leaving.flatten(1)[step, row]
-    number = (last.flatten().cumsum(0) - 1).view_as(last)[step, row // size]  # of the group, among the K
+    number = (last.flatten().cumsum(0) - 1).view_as(last)[step, row // size]  # index of the group among the K
     place, groups = (number * size + row % size)[counts], int(last.sum())
 
     def in_place(leaf: Tensor) -> Tensor:
@@ -197,13 +197,13 @@ def value_last(ends: Ends, leaving: Tensor, last: Tensor, network: Any) -> Tenso
 
 
 def group_returns(groups: GroupRollout, reward: Tensor, gamma: Tensor, ignore_done: Tensor, gae_lambda: float) -> Tensor:
-    """Return the λ-return of each group `[T, E, S]`, which nobody's death ends: it ends with the last of the group.
+    """Return the λ-return of each group `[T, E, S]`. The death of an agent does not end it; it ends with the last agent of the group.
 
-    R_t = r_t + γ ((1 − λ) V_{t+1} + λ R_{t+1}), with V of those who are there then, however many; γ is 0 where the last terminated.
+    R_t = r_t + γ ((1 − λ) V_{t+1} + λ R_{t+1}), with V of the agents present then, whatever their number; γ is 0 where the last terminated.
 
     Args:
-        reward: of the group, `[T, E, S]`.
-        gamma, ignore_done: of each stream, `[S]`; a stream that ignores terminations goes on beyond them.
+        reward: reward of the group, `[T, E, S]`.
+        gamma, ignore_done: of each stream, `[S]`; a stream that ignores terminations continues beyond them.
     """
     discount = gamma * ~(groups.terminated.unsqueeze(-1) & ~ignore_done)
     carry = ~groups.over.unsqueeze(-1)
@@ -211,9 +211,9 @@ def group_returns(groups: GroupRollout, reward: Tensor, gamma: Tensor, ignore_do
 
 
 def make_group_batch(groups: GroupRollout, returns: Tensor, advantage: Tensor, sequence_length: int = 1) -> GroupBatch:
-    """Flatten a rollout to `B = T * E` steps of groups, in sequences of `sequence_length` steps, T if that is less.
+    """Flatten a rollout to `B = T * E` steps of groups, in sequences of min(`sequence_length`, T) steps.
 
-    A last sequence that is shorter is filled with steps that do not count.
+    A shorter last sequence is padded with steps of weight 0.
     """
     rows, size = groups.rows, groups.present.shape[-1]
     there = groups.present.any(-1)
@@ -234,7 +234,7 @@ def make_group_batch(groups: GroupRollout, returns: Tensor, advantage: Tensor, s
 
 
 def group_minibatches(batch: GroupBatch, batch_size: int, normalize_advantage: bool, generator: Generator) -> Iterator[GroupBatch]:
-    """Yield all sequences once, in random order, `batch_size` steps of groups at a time; advantages normalized over those who are there."""
+    """Yield all sequences once in random order, `batch_size` steps of groups at a time; advantages are normalized over present agents."""
     length, num = batch.episode_start.shape[:2]
     steps = batch._replace(episode_start=batch.weight, memory=())
     for chosen in torch.randperm(num, generator=generator, device=generator.device).to(batch.weight.device).view(-1, batch_size // length):
@@ -256,14 +256,14 @@ def check_groups(algorithm: Any) -> None:
     name, spaces = type(algorithm).__name__, algorithm.spaces
     env = getattr(algorithm.env, "id", "the environment")
     if not spaces.agents:
-        raise SettingError(f"{name} is for groups of agents, and {env} has one agent; use PPO")
+        raise SettingError(f"{name} is for groups of agents, but {env} has one agent; use PPO")
     if algorithm.self_play is not None and spaces.one_learns:
         raise SettingError(
             f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
         )
     if spaces.one_learns:
-        raise SettingError(f"{name} is for agents that move at the same time, and those of {env} move in turn; use PPO")
-    if algorithm.env is None:  # it was loaded to act alone
+        raise SettingError(f"{name} is for agents that move at the same time, but those of {env} move in turn; use PPO")
+    if algorithm.env is None:  # it was loaded only to act
         return
     groups, memory = algorithm.num_envs // spaces.rows, algorithm.memory
     length = min(1 if memory is None else memory.sequence_length, algorithm.n_steps)

@@ -1,6 +1,6 @@
-"""Who plays the seats of a game that do not learn: the policy itself, random legal moves, a scripted player.
+"""Opponents in the seats of a game that do not learn: the policy itself, random legal moves, or a scripted player.
 
-Also how much the best opponent of a policy would win against it, where a game is small enough to know.
+Also the exploitability of a policy in small games.
 """
 
 from collections.abc import Callable
@@ -30,21 +30,21 @@ Script = Callable[[Tree, Tree, np.random.Generator], Tree]
 
 
 class AlwaysPlays:
-    """What an opponent who plays in all copies does about their episodes: nothing."""
+    """Base class of opponents that play in all copies, and ignore where episodes begin and end."""
 
     def begin(self, copies: np.ndarray, seats: np.ndarray) -> None:
-        """Do nothing: it plays in all copies."""
+        """Do nothing."""
 
     def finish(self, copies: np.ndarray, results: np.ndarray) -> None:
         """Do nothing."""
 
 
 class PolicyOpponent(AlwaysPlays):
-    """A policy in the other seats, with its newest weights if it is the one that learns.
+    """Plays the other seats with a policy, with its newest weights if it is the one that learns.
 
     Args:
         network: the policy.
-        num_rows: agents of all copies, each with a memory of its own.
+        num_rows: number of agents of all copies, each with its own memory.
     """
 
     def __init__(self, network: ActingNetwork, num_rows: int) -> None:
@@ -53,13 +53,13 @@ class PolicyOpponent(AlwaysPlays):
         self.memory = tree_to_numpy(network.initial_memory(num_rows))
 
     def reset(self, seed: int | None) -> None:
-        """Seed the draws, apart from the learner's, which come from the seed itself."""
+        """Seed the draws, differently from the learner's, which use the seed itself."""
         if seed is not None:
             self.generator.manual_seed(int(np.random.SeedSequence([seed, 1]).generate_state(1)[0]))
 
     @torch.no_grad()
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
-        """Return actions that the policy draws."""
+        """Return actions drawn from the policy."""
         actions, memory = draw_actions(self.network, obs, mask, tree_index(self.memory, rows), start, self.generator)
         tree_map(lambda kept, new: kept.__setitem__(rows, new), self.memory, memory)
         return actions
@@ -75,19 +75,19 @@ class PolicyOpponent(AlwaysPlays):
 
 
 def draw_actions(network: Any, obs: Tree, mask: Tree, memory: Tree, start: np.ndarray, generator: Generator) -> tuple[Tree, Tree]:
-    """Return the environments' actions that a policy draws for K rows, and its new memory, both as arrays."""
+    """Draw a policy's actions for K rows, in the environment's format, and return them and its new memory as arrays."""
     seen = tree_to_torch((obs, memory, start, mask), generator.device)
     action, memory = network.sample(*seen, generator=generator)
     return network.distribution.to_env(tree_to_numpy(action)), tree_to_numpy(memory)
 
 
 class ScriptedOpponent(AlwaysPlays):
-    """A function that chooses actions, with a random generator of its own.
+    """Plays the other seats with a function that has its own random generator.
 
     Args:
         script: see `Script`.
-        name: for messages.
-        space: of an agent's actions.
+        name: name in messages.
+        space: action space of an agent.
     """
 
     def __init__(self, script: Script, name: str, space: Space) -> None:
@@ -99,7 +99,7 @@ class ScriptedOpponent(AlwaysPlays):
             self.random = np.random.default_rng([seed, 2])
 
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
-        """Return the script's actions. Raises `SettingError`: it fails, or they are not the game's, or illegal."""
+        """Return the script's actions. Raises `SettingError`: the script fails, or its actions do not fit the game or are illegal."""
         actions = allocate(self.space, len(rows))
         try:
             chosen = self.script(obs, mask, self.random)
@@ -112,11 +112,11 @@ class ScriptedOpponent(AlwaysPlays):
         for k in range(len(rows)):
             action = tree_index(actions, k)
             if not is_legal(self.space, action, tree_index(mask, k)):
-                raise SettingError(f"opponent {self.name} returned the action {action}, which is not legal")
+                raise SettingError(f"opponent {self.name} returned the illegal action {action}")
         return actions
 
     def get_state(self) -> State:
-        """Return the state of its random draws."""
+        """Return the state of the random generator."""
         return {"draws": self.random.bit_generator.state}
 
     def set_state(self, state: State) -> None:
@@ -125,7 +125,7 @@ class ScriptedOpponent(AlwaysPlays):
 
 
 def copy_rows(actions: np.ndarray, chosen: Any) -> None:
-    """Copy what a script chose. Raises `ValueError` or `TypeError` if it has another shape or another kind of numbers."""
+    """Copy the actions of a script. Raises `ValueError` or `TypeError`: they have another shape or dtype."""
     values = np.asarray(chosen)
     if values.shape != actions.shape:
         raise ValueError(f"shape {values.shape}, not {actions.shape}")
@@ -133,10 +133,10 @@ def copy_rows(actions: np.ndarray, chosen: Any) -> None:
 
 
 class RandomMoves:
-    """A script that draws legal actions, all with equal probability.
+    """A script that draws uniformly from the legal actions.
 
     Args:
-        spaces: of an agent.
+        spaces: spaces of an agent.
     """
 
     def __init__(self, spaces: Spaces) -> None:
@@ -149,21 +149,21 @@ class RandomMoves:
 
 
 def seat_opponents(stepper: Any, network: ActingNetwork) -> None:
-    """Let the policy play the other seats, where there are any."""
+    """Let the policy play the other seats, if there are any."""
     if isinstance(stepper, SeatStepper | TeamStepper | GameStepper):
         stepper.opponent = PolicyOpponent(network, stepper.num_seats)
 
 
 def find_exploitability(env: Any, spaces: Spaces, network: Any, deterministic: bool) -> dict[str, float]:
-    """Return what the best opponent of a policy wins against it, on average over the seats, as `exploitability`; 0 in an equilibrium.
+    """Return the policy's `exploitability`: the mean reward of its best opponent over the seats; 0 in an equilibrium.
 
-    {} if the environment is no game that can be judged exactly, or the policy sees it otherwise or has a memory.
+    {} if the environment is not a game that can be evaluated exactly, or if the policy has other observations or a memory.
 
     Args:
         env: settings of the environment.
-        spaces: those the policy was trained on.
+        spaces: spaces on which the policy was trained.
         network: the policy.
-        deterministic: whether it plays its most likely moves.
+        deterministic: whether the policy plays its most likely moves.
     """
     if not isinstance(env, EnvConfig) or env.id not in JUDGED or GAMES[env.id].observation != spaces.observation:
         return {}
@@ -174,7 +174,7 @@ def find_exploitability(env: Any, spaces: Spaces, network: Any, deterministic: b
 
 
 class Probabilities:
-    """The probabilities `[K, M]` of a policy's moves at observations `[K, ...]` with masks `[K, M]`, or () for none.
+    """A policy's action probabilities `[K, M]` at observations `[K, ...]` with masks `[K, M]`, or () without masks.
 
     Args:
         network, deterministic: as in `find_exploitability`.

@@ -1,4 +1,4 @@
-"""On-policy experience: the dataset whose items are rollouts, advantages for them, and minibatches."""
+"""On-policy experience: the dataset of rollouts, their advantages, and minibatches."""
 
 import math
 import sys
@@ -17,27 +17,27 @@ from lightning_rl.returns import gae
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_leaves, tree_map
 
 MAX_ROWS = 10**8
-"""Of a rollout: with four numbers in an observation they take 3 GB."""
+"""Maximum rows of a rollout: with four numbers per observation they take 3 GB."""
 
 
 class ExperienceDataset(IterableDataset[Any]):
-    """Endless iterations of experience, each made when it is asked for.
+    """Endless iterations of experience, each collected on demand.
 
-    It has a length, the planned number of iterations, because Lightning reads a loader without one a batch ahead: that experience would be
-    collected with old weights.
+    The dataset has a length, the planned number of iterations, because Lightning prefetches one batch from a loader without a length, and
+    that experience would be collected with old weights.
     """
 
     restart_notice = "environments start new episodes"
-    """What happens where a run cannot continue exactly."""
+    """What happens if a run cannot continue exactly; printed before the reason."""
 
     def __init__(self, collector: RunCollector, iterations: int) -> None:
         self.collector, self.iterations = collector, iterations
         self.batch: Any = ()
-        """What is being learned from."""
+        """The batch or rollout that is being learned from."""
         self.is_whole = True
-        """Whether no iteration has begun, or the newest one is finished."""
+        """Whether no iteration is in progress."""
         self.collected: Callable[[], object] | None = None
-        """How a run counts steps as soon as the environments made them. Without a run, items are copies, which may be kept."""
+        """Called as soon as the environments were stepped, so that a run counts the steps. Without a run, items are copies."""
 
     def __len__(self) -> int:
         return min(self.iterations, sys.maxsize)
@@ -46,13 +46,13 @@ class ExperienceDataset(IterableDataset[Any]):
         raise NotImplementedError
 
     def begin_iteration(self, count: int, progress: float) -> None:
-        """Prepare an iteration: how far the run is, all ranks together."""
+        """Prepare an iteration; `count` and `progress` say how far the run is, over all ranks."""
 
     def end_iteration(self) -> None:
         """Finish an iteration, after learning from it."""
 
     def begin_episodes(self) -> None:
-        """Abandon the current episodes, between iterations: all environments have begun new ones."""
+        """Abandon the current episodes and reset all environments, between iterations."""
         collector: Any = self.collector
         collector.reset()
         collector.statistics.forget()
@@ -62,29 +62,29 @@ class ExperienceDataset(IterableDataset[Any]):
         return {}
 
     def begin_save(self) -> None:
-        """Save what is large in files of its own, before a checkpoint of the whole run."""
+        """Save large data in separate files, before a checkpoint of the whole run."""
 
     def end_save(self, saved: bool) -> None:
-        """Clean up after the checkpoint was saved, or was not."""
+        """Clean up after the checkpoint was saved or has failed."""
 
     def get_state(self) -> State:
-        """Return all that the next iteration depends on, with arrays, between iterations."""
+        """Return everything that the next iteration depends on, with arrays, between iterations."""
         return {"collector": self.collector.get_state(), **self.own_state()}
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state, before the first iteration. Return why that is not possible exactly, if it is not."""
+        """Restore a state before the first iteration. Return None, or the reason why the run cannot continue exactly."""
         return self.set_own_state(state, self.collector.set_state(state["collector"]))
 
     def own_state(self) -> State:
-        """Return what there is to save besides the collector."""
+        """Return what to save in addition to the collector's state."""
         return {}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
-        """Restore it. `new_episodes`: why environments start new episodes, if they do. Return what `set_state` does."""
+        """Restore a state of `own_state`. `new_episodes`: why environments start new episodes, or None. Return the same as `set_state`."""
         return new_episodes
 
     def state_dict(self) -> State:
-        """Return nothing: Lightning asks, to know that a run can continue in the middle of an epoch."""
+        """Return an empty state. Its existence tells Lightning that a run can be resumed in the middle of an epoch."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
@@ -108,7 +108,7 @@ class RolloutDataset(ExperienceDataset):
 
 
 def check_n_steps(n_steps: int, num_envs: int) -> None:
-    """Raise `SettingError` unless rollouts of so many steps of each environment can be held."""
+    """Raise `SettingError` unless rollouts of this size fit."""
     check_range("n_steps", n_steps, 1, whole=True)
     if n_steps * num_envs > MAX_ROWS:
         raise SettingError(
@@ -117,9 +117,9 @@ def check_n_steps(n_steps: int, num_envs: int) -> None:
 
 
 def check_minibatches(algorithm: Any) -> None:
-    """Raise `SettingError` unless minibatches of whole sequences fill an algorithm's rollouts evenly, naming the two nearest sizes that do.
+    """Raise `SettingError` unless minibatches of whole sequences divide an algorithm's rollouts evenly; name the two nearest valid sizes.
 
-    One that was loaded to act alone has no environment, and so no rollouts.
+    An algorithm that was loaded only to act has no environment, and so no rollouts.
     """
     if algorithm.env is None:
         return
@@ -140,19 +140,19 @@ def check_minibatches(algorithm: Any) -> None:
 
 
 def nearest_sizes(batch_size: int, sequences: int, length: int) -> str:
-    """Return the two sizes nearest to a wanted one of minibatches that share out sequences of a length evenly, in words."""
+    """Return as text the two minibatch sizes nearest to a wanted one that divide the sequences of this length evenly."""
     small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
     sizes = [number * length for divisor in small for number in {divisor, sequences // divisor}]
     return " or ".join(map(str, sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])))
 
 
 class Batch(NamedTuple):
-    """Rows of on-policy experience, `[B, ...]`: of sequences of L rows, time-major; L = 1 where nothing is remembered.
+    """Rows of on-policy experience, `[B, ...]`: sequences of L rows, time-major; L = 1 without a memory.
 
     log_prob: `[B, D]`, of the policy that acted, part by part.  value, returns: `[B, S]`.  advantage: `[B]`, summed over S.
-    weight: `[B]`, the same for all rows that are experience, 0 for the others; sums to 1 over a minibatch.
-    next_obs, terminated: for reward signals; empty where none asks for them.
-    episode_start: `[L, B / L]`.  memory: the policy's before the first row of each sequence, `[B / L, ...]` tree.
+    weight: `[B]`, equal for all rows that are experience, 0 for the others; sums to 1 over a minibatch.
+    next_obs, terminated: for reward signals; empty if no signal needs them.
+    episode_start: `[L, B / L]`.  memory: the policy's memory before the first row of each sequence, `[B / L, ...]` tree.
     """
 
     obs: Tree
@@ -170,7 +170,7 @@ class Batch(NamedTuple):
 
     @property
     def experience(self) -> Experience:
-        """Return the rows as reward signals see them."""
+        """Return the rows as input of reward signals."""
         return Experience(self.obs, self.action, self.next_obs, (), self.terminated, self.weight)
 
 
@@ -180,7 +180,7 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
     Args:
         discount: γ · bootstrap, `[T, N, S]`.
         gae_lambda: λ of the generalised advantage estimate; 1 gives n-step returns.
-        sequence_length: L, rows of a sequence, T if that is less. A last one that is shorter is filled with rows that do not count.
+        sequence_length: L, rows of a sequence, at most T. A shorter last sequence is padded with rows of weight 0.
     """
     carry = ~(rollout.terminated | rollout.truncated).unsqueeze(-1)
     advantage = gae(rollout.reward, discount, rollout.value, rollout.next_value, carry, gae_lambda)
@@ -199,7 +199,7 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
 
 
 def in_sequences(rows: Tree, length: int) -> Any:
-    """Cut `[T, N, ...]` into sequences of `length` steps, time-major and flat. A last one that is shorter repeats its last row."""
+    """Cut `[T, N, ...]` into sequences of `length` steps, time-major and flat. A shorter last sequence repeats its last row."""
     steps = len(tree_leaves(rows)[0])
     if steps % length:
         rows = tree_index(rows, torch.arange(steps - steps % length + length).clamp(max=steps - 1))
@@ -212,13 +212,13 @@ def in_time(rows: Tree, length: int, steps: int, num: int) -> Any:
 
 
 def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, generator: Generator) -> Iterator[Batch]:
-    """Yield all sequences once, in random order, `batch_size` rows at a time; advantages normalized within each minibatch on request."""
+    """Yield all sequences once in random order, `batch_size` rows at a time; on request, normalize advantages within each minibatch."""
     length, num = batch.episode_start.shape
     order = torch.randperm(num, generator=generator, device=generator.device).to(batch.weight.device).view(-1, batch_size // length)
 
     def shuffled(leaf: Tensor) -> Tensor:
         if length == 1:
-            return leaf.index_select(0, order.flatten()).unflatten(0, order.shape)  # copies whole rows, and indexing byte for byte
+            return leaf.index_select(0, order.flatten()).unflatten(0, order.shape)  # copies whole rows; indexing would copy byte by byte
         rows = leaf.unflatten(0, (length, num)).index_select(1, order.flatten())
         return rows.unflatten(1, order.shape).transpose(0, 1).flatten(1, 2)
 
@@ -232,9 +232,9 @@ def minibatches(batch: Batch, batch_size: int, normalize_advantage: bool, genera
 
 
 def normalize(x: Tensor, weight: Tensor) -> Tensor:
-    """Return (x − mean) / (std + 1e-8) over the last dimension, unbiased, over rows that count; x itself where fewer than two do.
+    """Return (x − mean) / (std + 1e-8) over the last dimension, unbiased, over rows of positive weight; x itself if fewer than two.
 
-    The ranks' rows count as one batch: together they learn what one of them would learn from all rows.
+    The rows of all ranks count as one batch, so that the ranks together learn the same as a single one would from all rows.
     """
     own = count = (weight > 0).sum(-1, keepdim=True)
     are_several = torch.distributed.is_available() and torch.distributed.is_initialized()

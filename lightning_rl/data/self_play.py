@@ -1,4 +1,4 @@
-"""Play against past selves: snapshots of the policy that learns, and who of them plays in which copy of a game.
+"""Self-play: snapshots of the learning policy, and which of them plays in each copy of a game.
 
 Bansal et al. 2018, *Emergent complexity via multi-agent competition* (https://arxiv.org/abs/1710.03748). Names are those of ML-Agents.
 """
@@ -20,26 +20,26 @@ from lightning_rl.spaces import JOINT, OWN
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
 
 NEWEST = -1
-"""The player number of the policy that learns; snapshots count from 0, fixed players down from -2."""
+"""Player number of the learning policy; snapshots are numbered from 0, fixed players from -2 downwards."""
 
 
 EPSILON = "epsilon"
-"""With what probability a snapshot explores, beside its weights."""
+"""Key of a snapshot's exploration probability, which is stored with its weights."""
 
 
 @dataclass(frozen=True)
 class SelfPlayConfig:
-    """Let past selves play the seats that do not learn.
+    """Let past versions of the policy play the seats that do not learn.
 
     Args:
-        window: how many snapshots to play against, the newest ones.
-        save_steps: environment steps between snapshots, all ranks together.
+        window: number of newest snapshots to play against.
+        save_steps: environment steps between snapshots, over all ranks.
         play_against_latest_model_ratio: share of episodes against the newest weights; in the others a snapshot or fixed player is drawn.
-        initial_elo: rating of the first policy, and of fixed players.
-        opponents: fixed players beside snapshots: `random`, the path of a scripted player, or a run's folder.
-        teams: of one behavior, patterns of the agents of each team, such as `[red_*, blue_*]`: a team learns in each copy, with all of its
-            agents; null: one agent.
-        team_change: of several behaviors, environment steps of this one after which the next one learns; null: 5 · save_steps.
+        initial_elo: rating of the first policy and of fixed players.
+        opponents: fixed players in addition to snapshots: `random`, the path of a scripted player, or a run's folder.
+        teams: for one behavior, patterns of the agents of each team, such as `[red_*, blue_*]`: in each copy all agents of one team learn;
+            null: one agent learns.
+        team_change: for several behaviors, environment steps of this one after which the next one learns; null: 5 · save_steps.
     """
 
     window: int = 10
@@ -64,21 +64,21 @@ class SelfPlayConfig:
 
     @property
     def turn_steps(self) -> int:
-        """Return the environment steps of a behavior's turn."""
+        """Return the length of a behavior's turn in environment steps."""
         return 5 * self.save_steps if self.team_change is None else self.team_change
 
 
 def check_teams(teams: Any) -> None:
-    """Raise `SettingError` unless these are two or more patterns of agents, or lists of such."""
+    """Raise `SettingError` unless these are two or more patterns of agents, or lists of patterns."""
     listed = [[team] if isinstance(team, str) else team for team in teams] if isinstance(teams, list | tuple) else []
     if len(listed) < 2 or not all(isinstance(team, list | tuple) and all(isinstance(each, str) for each in team) for team in listed):
         raise SettingError(f"self_play.teams must be a list of patterns of agents, one or more for each team, got {teams!r}")
 
 
 class Game(NamedTuple):
-    """A game that ended: against which player, and its result: 1 won, ½ drawn, 0 lost; of several others the mean of each.
+    """A finished game: the number of the opposing player, and the result: 1 won, ½ drawn, 0 lost; the mean over several others.
 
-    behavior: whose player it was, and learner: which behavior learned, where several take turns; else both are empty.
+    behavior, learner: the behaviors of the player and of the learner, if several take turns; else empty.
     """
 
     player: int
@@ -88,19 +88,19 @@ class Game(NamedTuple):
 
 
 def as_game(stored: Any) -> Game:
-    """Return a game from a checkpoint. Raises `ValueError` or `TypeError`: it is none."""
+    """Convert stored data of a checkpoint to a game. Raises `ValueError` or `TypeError`: it is not a game."""
     player, result, *names = stored
     if not 0.0 <= result <= 1.0 or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{stored} is no game")
+        raise ValueError(f"{stored} is not a game")
     return Game(int(player), float(result), *names)
 
 
 class Snapshots:
-    """Past selves of a policy, by their number: the last `window`, and older ones that still play.
+    """Snapshots of a policy by number: the last `window`, and older ones that still play.
 
     Args:
-        network: the policy that learns.
-        window: how many to keep.
+        network: the learning policy.
+        window: number of snapshots to keep.
     """
 
     def __init__(self, network: nn.Module, window: int) -> None:
@@ -109,11 +109,11 @@ class Snapshots:
 
     @property
     def numbers(self) -> range:
-        """Return the numbers of the last `window` snapshots; fewer where a checkpoint of a smaller window is continued."""
+        """Return the numbers of the last `window` snapshots; fewer after resuming from a smaller window."""
         return range(max(self.first, self.taken - self.window), self.taken)
 
     def take(self) -> None:
-        """Keep a copy of the policy as it is now, with its normalizer's statistics."""
+        """Store a copy of the current policy, with its normalizer's statistics."""
         self.networks[self.taken] = self._copy()
         self.taken += 1
 
@@ -121,12 +121,12 @@ class Snapshots:
         return deepcopy(self.network).requires_grad_(False).eval()
 
     def drop(self, playing: Iterable[int]) -> None:
-        """Forget those that left the window, but for those that are `playing`."""
+        """Drop snapshots that left the window, except those that are `playing`."""
         kept = {*self.numbers, *playing}
         self.networks = {number: network for number, network in self.networks.items() if number in kept}
 
     def get_weights(self, numbers: Iterable[int]) -> dict[int, dict[str, Tensor]]:
-        """Return the weights of some snapshots, by their number; not copies, as snapshots do not change."""
+        """Return the weights of some snapshots by number. They are not copied, as snapshots do not change."""
         weights = {number: {name: each.cpu() for name, each in self.networks[number].state_dict().items()} for number in numbers}
         for number, each in weights.items():
             if isinstance(distribution := getattr(self.networks[number], "distribution", None), EpsilonGreedy):
@@ -134,35 +134,35 @@ class Snapshots:
         return weights
 
     def set_weights(self, weights: Mapping[int, Mapping[str, Any]]) -> None:
-        """Restore snapshots that `get_weights` returned. Raises `SettingError`: they are not of such a network."""
+        """Restore snapshots of `get_weights`. Raises `SettingError`: they do not fit the network."""
         for number, values in weights.items():
             network: Any = self._copy()
             try:
                 number = int(number)
                 tensors = {name: torch.as_tensor(value) for name, value in values.items()}
                 if isinstance(distribution := getattr(network, "distribution", None), EpsilonGreedy) and EPSILON in tensors:
-                    distribution.epsilon = float(tensors.pop(EPSILON))  # which older checkpoints do not hold
+                    distribution.epsilon = float(tensors.pop(EPSILON))  # missing in older checkpoints
                 network.load_state_dict(tensors)
                 if not all(bool(torch.isfinite(each).all()) for each in tensors.values()):
                     raise ValueError("NaN or infinite weights")
             except (RuntimeError, TypeError, AttributeError, ValueError, OverflowError) as error:
-                raise SettingError(f"snapshot {number} of self_play is not of this network") from error
+                raise SettingError(f"snapshot {number} of self_play does not fit this network") from error
             self.networks[number] = network
 
 
 class SelfPlayOpponent:
-    """The newest policy, its past selves and fixed players in the other seats; who plays is drawn for each copy and episode.
+    """Plays the other seats with the newest policy, its snapshots or fixed players, drawn for each copy and episode.
 
-    A drawn player plays all other seats of its copy until the episode ends; different ones play at the same time. Has the methods of
+    A drawn player plays all other seats of its copy until the episode ends; different copies may have different players. Has the methods of
     `envs.agents.stepper.Opponent`.
 
     Args:
-        snapshots: of the policy that learns.
+        snapshots: snapshots of the learning policy.
         config: how players are drawn.
-        fixed: the players that `config.opponents` names.
-        num_rows: agents of all copies, each with a memory of its own.
-        num_agents: of a copy, and of this behavior if there are several.
-        behavior: its name.
+        fixed: the players named in `config.opponents`.
+        num_rows: number of agents of all copies, each with its own memory.
+        num_agents: number of agents of a copy (of this behavior, if there are several).
+        behavior: name of the behavior.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class SelfPlayOpponent:
     ) -> None:
         self.snapshots, self.config, self.num_agents = snapshots, config, num_agents
         self.behavior, self.learner = behavior, ""
-        """Whose players these are, and the behavior that learns from games against them, where several take turns."""
+        """The behavior of these players, and the behavior that learns from games against them, if several take turns."""
         self.fixed = {NEWEST - 1 - k: player for k, player in enumerate(fixed)}
         network: Any = snapshots.network
         self.is_joint = getattr(network, "critic_obs", None) == [JOINT]
@@ -178,12 +178,12 @@ class SelfPlayOpponent:
         self.random = np.random.default_rng(0)
         self.memory = tree_to_numpy(network.initial_memory(num_rows))
         self.playing = np.full(num_rows // num_agents, NEWEST)
-        """Who plays in each copy."""
+        """The player in each copy."""
         self.finished: list[Game] = []
 
     def reset(self, seed: int | None) -> None:
         if seed is not None:
-            # the learner's draws come from the seed itself
+            # the learner's draws use the seed itself
             weights, draws = np.random.SeedSequence([seed, 1]).generate_state(2)
             self.generator.manual_seed(int(weights))
             self.random = np.random.default_rng(int(draws))
@@ -191,20 +191,20 @@ class SelfPlayOpponent:
                 player.reset(int(draws) + k)
 
     def begin(self, copies: np.ndarray, seats: np.ndarray) -> None:
-        """Draw who plays in copies `[K]` whose episodes begin."""
+        """Draw the players in copies `[K]` whose episodes begin."""
         newest = self.random.random(len(copies)) < self.config.play_against_latest_model_ratio
         others = np.array([*self.snapshots.numbers, *self.fixed, *([] if self.snapshots.numbers or self.fixed else [NEWEST])])
         self.playing[copies] = np.where(newest, NEWEST, others[self.random.integers(len(others), size=len(copies))])
 
     def finish(self, copies: np.ndarray, results: np.ndarray) -> None:
-        """Note how episodes of copies `[K]` ended."""
+        """Note the results of episodes of copies `[K]`."""
         self.finished += [
             Game(int(self.playing[e]), float(result), self.behavior, self.learner) for e, result in zip(copies, results, strict=True)
         ]
 
     @torch.no_grad()
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
-        """Return actions for observations `[K, ...]`: each player's for its rows, drawn together where they are of one network."""
+        """Return actions for observations `[K, ...]`: each player acts for its rows, as one batch."""
         playing, actions = self.playing[rows // self.num_agents], None
         for player in np.unique(playing).tolist():
             own = np.flatnonzero(playing == player)
@@ -225,7 +225,7 @@ class SelfPlayOpponent:
         return actions
 
     def take_finished(self, learner: str = "") -> list[Game]:
-        """Return the games of a learner that ended since the last call."""
+        """Return the games of a learner that finished since the last call."""
         finished = [game for game in self.finished if game.learner == learner]
         self.finished = [game for game in self.finished if game.learner != learner]
         return finished
@@ -245,7 +245,7 @@ class SelfPlayOpponent:
     def set_state(self, state: State) -> None:
         playing = np.asarray(state["playing"])
         if playing.shape != self.playing.shape or playing.dtype != self.playing.dtype:
-            raise ValueError(f"who plays has shape {playing.shape} and type {playing.dtype}")
+            raise ValueError(f"playing has shape {playing.shape} and dtype {playing.dtype}")
         self.playing = playing.copy()
         tree_map(np.copyto, self.memory, state["memory"])
         self.generator.set_state(torch.as_tensor(state["generator"]))

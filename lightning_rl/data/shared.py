@@ -1,6 +1,6 @@
-"""Experience of several behaviors in one world: their collectors propose actions, the world steps once, and each keeps what it saw.
+"""Experience of several behaviors in one world: their collectors propose actions, the world steps once, and each stores its results.
 
-Iterations have their own length for each behavior. An item of the joint dataset holds those that are full, by the name of the behavior.
+Each behavior has its own length of iterations. An item of the joint dataset holds the full ones, by the name of the behavior.
 """
 
 import math
@@ -24,11 +24,11 @@ from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map, tree_s
 
 
 class SharedStepper:
-    """A side of a world in the place of a collector's environments: whoever steps the world appends what happened to `steps`."""
+    """Presents a side of a world as a collector's environments. The code that steps the world appends the results to `steps`."""
 
     restarts, workers = 0, None
     opponent: SelfPlayOpponent | None = None
-    """Who plays the side while another behavior learns, where they take turns."""
+    """Plays the side while another behavior learns, if behaviors take turns."""
 
     def __init__(self, side: Side) -> None:
         self.side, self.name, self.num_envs, self.can_be_saved, self.labels = side, side.name, side.num, True, side.labels
@@ -36,7 +36,7 @@ class SharedStepper:
 
     @property
     def present(self) -> np.ndarray:
-        """Return whose agents are there, of all rows."""
+        """Return the rows whose agents are present."""
         return self.side.present
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
@@ -44,22 +44,22 @@ class SharedStepper:
         return self.side.newest()
 
     def step(self, action: Tree) -> EnvStep:
-        """Return the oldest step that was not returned yet; its action was made before."""
+        """Return the oldest step that was not returned yet; the action was already taken."""
         return self.steps.popleft()
 
     def restart_all(self) -> EnvStep:
-        """Raise `SettingError`: the world is not its own."""
+        """Raise `SettingError`: the world is shared."""
         raise SettingError(f"{self.name} is one of several behaviors: lessons and frozen statistics cannot restart episodes for it alone")
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Raise `SettingError`: the world is not its own."""
-        raise SettingError(f"{self.name} is one of several behaviors: lessons are those of all")
+        """Raise `SettingError`: the world is shared."""
+        raise SettingError(f"{self.name} is one of several behaviors: lessons can be set only for all of them")
 
     def close(self) -> None:
-        """Leave the world open, which is not its own."""
+        """Do nothing: the world is shared."""
 
     def state_dict(self) -> State:
-        """Return nothing: the state of the world is saved once, for all behaviors."""
+        """Return an empty state: the world's state is saved once, for all behaviors."""
         return {}
 
     def load_state_dict(self, state: State) -> str | None:
@@ -68,16 +68,16 @@ class SharedStepper:
 
 
 class SampledAction(NamedTuple):
-    """What N rows did in one step: the action as sampled, and the memory after it."""
+    """Actions of N rows in one step, as sampled, and the memory after them."""
 
     action: Tree
     memory: Tree
 
 
 class SharedCollector(Collector):
-    """A collector that is asked for one action at a time, and makes its rollout from the steps when its iteration is full.
+    """A collector that proposes one action at a time, and builds its rollout from the steps when its iteration is full.
 
-    `open` begins an iteration; then come `n_steps` times `propose` and `take`; `collect` or `transitions` follow.
+    Call `open` to begin an iteration, then `propose` and `take` `n_steps` times, then `collect` or `transitions`.
     """
 
     stepper: SharedStepper  # type: ignore[assignment]
@@ -85,7 +85,7 @@ class SharedCollector(Collector):
     """Whether an iteration has begun and is not full."""
 
     def open(self, random_steps: int = 0) -> None:
-        """Begin an iteration, the first `random_steps` at random."""
+        """Begin an iteration whose first `random_steps` steps have random actions."""
         self.steps_at_random, self.generator_before = random_steps, self.generator.get_state()
         self.policy = super().begin()
         self.random = RandomActor(self.network, self.num_envs, self.generator, self.policy) if random_steps > 0 else None
@@ -94,7 +94,7 @@ class SharedCollector(Collector):
         self.is_open = True
 
     def propose(self) -> Tree:
-        """Return the next actions `[N, ...]`, in the environment's form."""
+        """Return the next actions `[N, ...]`, in the environment's format."""
         t, (_, _, start, memory) = len(self.sampled), self.now
         self._write_newest()
         actor = self.random if self.random is not None and t < self.steps_at_random else self.policy
@@ -103,14 +103,14 @@ class SharedCollector(Collector):
         return action
 
     def _write_newest(self) -> None:
-        """Write the newest observations and masks to where actors read them."""
+        """Write the newest observations and masks into the arrays that actors read."""
         t, (obs, mask, _, _) = len(self.sampled), self.now
         tree_map(copy_to, self._obs_rows[t], obs)
         if len(mask):
             copy_to(self._mask_rows[t], mask)
 
     def take(self, step: EnvStep) -> bool:
-        """Take in what happened. Return whether the iteration is full."""
+        """Store the results of a step. Return whether the iteration is full."""
         step = self.check(step, self._obs_rows[len(self.sampled) - 1])
         self.stepper.steps.append(step)
         self.now = step.obs, step.mask, step.episode_start, self.sampled[-1].memory
@@ -118,27 +118,27 @@ class SharedCollector(Collector):
         return not self.is_open
 
     def check(self, step: EnvStep, before: Tree) -> EnvStep:
-        """Return a step without NaN and infinity, see `Guard.replace`."""
+        """Return a step without NaN and infinite values, see `Guard.replace`."""
         if is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs)):
             self.guard.bad_steps = 0
             return step
         return self.guard.replace(step, before, self.env_steps, self.labels)
 
     def begin(self) -> Any:
-        """Return who repeats what was done, for `unroll`."""
+        """Return the actor for `unroll`: this object, which repeats the actions already taken."""
         self._memories = []
         self.statistics.finished.clear()
         return self
 
     def step(self, t: int, actor: Any) -> tuple[EnvStep, Tree]:
-        """Collect step t of what was done; `take` has counted the steps in a row that are NaN or infinite."""
+        """Collect step t from the steps already made; `take` has already counted consecutive steps with NaN or infinite values."""
         bad_steps = self.guard.bad_steps
         collected = super().step(t, actor)
         self.guard.bad_steps = bad_steps
         return collected
 
     def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> SampledAction:
-        """Repeat what was done in a step."""
+        """Repeat the action of a step."""
         self.taken = [self.sampled[t].action]
         return self.sampled[t]
 
@@ -147,11 +147,11 @@ class SharedCollector(Collector):
         return tree_stack([tree_to_torch(each.action, self.generator.device) for each in self.sampled])
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
-        """Yield the steps of a full iteration one by one; `random_steps` was decided when it began."""
+        """Yield the steps of a full iteration one by one; `random_steps` was set when it began."""
         return super().transitions()
 
     def get_state(self) -> State:
-        """Return the state at the beginning of the iteration, and what has been done in it."""
+        """Return the state at the beginning of the iteration, and the steps made in it."""
         state = {**super().get_state(), "open_iteration": None}
         if self.is_open and not self.interrupted:
             actions = [tree_to_numpy(each._asdict()) for each in self.sampled]
@@ -161,7 +161,7 @@ class SharedCollector(Collector):
         return state
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state, and repeat what had been done in the iteration."""
+        """Restore a state, and repeat the steps of its iteration."""
         new_episodes, done = super().set_state(state), state["open_iteration"]
         if new_episodes is None and done is not None:
             self.open(done["random_steps"])
@@ -176,10 +176,10 @@ class SharedCollector(Collector):
 
 
 class FrozenCollector(SharedCollector):
-    """The collector of a behavior that acts and does not learn: it is never full, and keeps nothing but statistics."""
+    """The collector of a behavior that acts but does not learn: it is never full, and keeps only statistics."""
 
     def take(self, step: EnvStep) -> bool:
-        """Take in what happened. Return False: nobody waits for its iterations."""
+        """Store the results of a step. Return False: its iterations are not used."""
         if super().take(step):
             for _ in self.transitions():
                 pass
@@ -188,7 +188,7 @@ class FrozenCollector(SharedCollector):
 
 
 class JointStatistics:
-    """The statistics of the behaviors that learn, for those who ask about the run as a whole."""
+    """Statistics of all learning behaviors together, for the run as a whole."""
 
     def __init__(self, collectors: Mapping[str, SharedCollector]) -> None:
         self.collectors = collectors
@@ -200,21 +200,21 @@ class JointStatistics:
 
     @property
     def mean_length(self) -> float:
-        """Return the mean length of the last episodes, over behaviors."""
+        """Return the mean over behaviors of the mean length of their last episodes."""
         return float(np.mean([each.statistics.mean_length for each in self.collectors.values()]))
 
     def share_reports(self) -> None:
-        """Let every rank know which behaviors have reported their success."""
+        """Let every rank know which behaviors have reported success."""
         for each in self.collectors.values():
             each.statistics.share_reports()
 
     def clear(self) -> None:
-        """Forget the episodes that ended."""
+        """Forget the finished episodes."""
         for each in self.collectors.values():
             each.statistics.clear()
 
     def metrics(self) -> dict[str, float]:
-        """Return the mean over behaviors of what each reports of its episodes."""
+        """Return the metrics of episodes, averaged over behaviors."""
         found: dict[str, list[float]] = {}
         for each in self.collectors.values():
             for name, value in each.statistics.metrics().items():
@@ -223,7 +223,7 @@ class JointStatistics:
 
 
 class JointCollector:
-    """The collector of a run for all behaviors of a world, see `RunCollector`. An iteration ends when that of any learner is full."""
+    """The collector of a run for all behaviors of a world, see `RunCollector`. Its iteration ends when that of any learner is full."""
 
     def __init__(self, world: World, collectors: Mapping[str, SharedCollector]) -> None:
         self.world, self.collectors = world, collectors
@@ -232,24 +232,24 @@ class JointCollector:
         self.n_steps = min(each.n_steps for each in self.learners.values())
         self.statistics = JointStatistics(self.learners)
         self.steps = 0
-        """Of the world, on this rank."""
+        """Steps of the world on this rank."""
         self.interrupted = False
 
     @property
     def rows(self) -> int:
-        """Return how many rows were stepped: copies, experience of some behavior or not."""
+        """Return the number of stepped rows: one per copy and step, experience or not."""
         return self.steps * self.num_envs
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Set what the next episodes draw their parameters from."""
+        """Set what parameters are drawn from, starting with the next episodes."""
         self.world.set_lessons(lessons)
 
     def restart_episodes(self) -> None:
-        """Truncate the current episodes in the next step, in which learners may be in the middle of an iteration."""
+        """Truncate the current episodes in the next step; learners may be in the middle of an iteration."""
         self.world.cuts_all = self.steps > 0
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of each behavior under its name, and the means of those that learn."""
+        """Return the metrics of each behavior under its name, and the means over learning behaviors."""
         found = {f"{name}/{key}": value for name, each in self.collectors.items() for key, value in each.metrics().items()}
         return self.statistics.metrics() | found
 
@@ -258,18 +258,18 @@ class JointCollector:
         return []
 
     def interrupt(self) -> None:
-        """Abandon the episodes of all behaviors after an error: copies in the middle of a step are not asked for their state."""
+        """Abandon the episodes of all behaviors after an error. Copies in the middle of a step cannot be saved."""
         self.interrupted, self.world.way = True, None
         for each in self.collectors.values():
             each.interrupt()
 
     def get_state(self) -> State:
-        """Return the state of the world, between two steps."""
+        """Return the state of the world; only between two steps."""
         state = {"world": self.world.get_state(), "steps": self.steps, "begin_anew": self.world.cuts_all}
         return {**state, "interrupted": True} if self.interrupted else state
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state. Return why the environments start new episodes instead, if they do."""
+        """Restore a state. Return None, or the reason why the environments start new episodes instead."""
         self.steps = state["steps"]
         if state.get("interrupted", False):
             return INTERRUPTED
@@ -279,16 +279,16 @@ class JointCollector:
 
 
 class JointDataset(ExperienceDataset):
-    """Endless iterations; each holds those of the behaviors whose experience is full, by name.
+    """Endless iterations; each holds the items of the behaviors whose iterations are full, by name.
 
-    What is full counts steps of the world and not valid rows, so that all ranks agree and agents who leave do not shift it.
+    Iterations count steps of the world instead of valid rows, so that all ranks agree even when agents leave.
 
     Args:
-        world: which it steps.
-        datasets: of each behavior, with a `SharedCollector`.
-        seed: of the world's first episodes.
-        iterations: more than the run has.
-        rivals: the behaviors that take turns learning, in their order.
+        world: the world to step.
+        datasets: the dataset of each behavior, with a `SharedCollector`.
+        seed: seed of the world's first episodes.
+        iterations: an upper bound of the run's iterations.
+        rivals: the behaviors that take turns learning, in order.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class JointDataset(ExperienceDataset):
         self.world, self.datasets, self.collectors, self.seed = world, dict(datasets), collectors, seed
         self.turns = Turns(world, {name: collectors[name] for name in rivals})
         self.full: list[str] = []
-        """The behaviors of the newest iteration."""
+        """Names of the behaviors in the newest iteration."""
         self.was_reset = False
         for dataset in datasets.values():
             dataset.collected = lambda: None  # the run counts, once for all
@@ -316,7 +316,7 @@ class JointDataset(ExperienceDataset):
             yield batch
 
     def _advance(self) -> list[str]:
-        """Step until the iteration of a behavior is full. Return the names of those that are."""
+        """Step until the iteration of any behavior is full. Return the names of the behaviors whose iterations are full."""
         if not self.was_reset:
             self.world.reset(self.seed)
             self.turns.reset()
@@ -333,7 +333,7 @@ class JointDataset(ExperienceDataset):
         return full
 
     def _open(self, names: Iterable[str]) -> None:
-        """Begin the next iterations of those behaviors that are not in the middle of one."""
+        """Begin the next iterations of behaviors that are not in the middle of one."""
         for name in names:
             collector, dataset = self.collectors[name], self.datasets[name]
             if not collector.is_open:
@@ -341,9 +341,9 @@ class JointDataset(ExperienceDataset):
                 collector.open(max(0, math.ceil(random)))
 
     def _begin_turn(self) -> list[str]:
-        """Begin new episodes in all copies; to behaviors that always learn it is a step that is not experience.
+        """Begin new episodes in all copies; for behaviors that always learn this is a step that is not experience.
 
-        Return the names of those whose iterations are full with it.
+        Return the names of the behaviors whose iterations become full by it.
         """
         others = [name for name in self.collectors if name not in self.turns.opponents]
         self._open(others)
@@ -369,17 +369,17 @@ class JointDataset(ExperienceDataset):
             dataset.begin_save()
 
     def end_save(self, saved: bool) -> None:
-        """Clean up after the checkpoint was saved, or was not."""
+        """Clean up after the checkpoint was saved or has failed."""
         for dataset in self.datasets.values():
             dataset.end_save(saved)
 
     def get_state(self) -> State:
-        """Return the state of the world, and that of each behavior's data."""
+        """Return the state of the world and of each behavior's data."""
         behaviors = {name: dataset.get_state() for name, dataset in self.datasets.items()}
         return {"collector": self.joint.get_state(), "behaviors": behaviors, "turns": self.turns.get_state()}
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state, before the first iteration. Return why environments start new episodes, if they do."""
+        """Restore a state before the first iteration. Return None, or the reason why environments start new episodes."""
         new_episodes = self.joint.set_state(state["collector"])
         self.was_reset = new_episodes is None
         for name, dataset in self.datasets.items():

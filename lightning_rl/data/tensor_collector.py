@@ -1,4 +1,4 @@
-"""Collect rollouts from environments that live on a device: nothing goes through the host between their first step and their last."""
+"""Collect rollouts from environments on a device. Between the first and the last step nothing goes through the host."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,11 +20,11 @@ from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_l
 
 
 class Steps(NamedTuple):
-    """What T steps on a device leave behind.
+    """Results of T steps on a device.
 
     obs, start, mask, memory, resetting: before the next step, `[N, ...]` trees.  actions: as drawn, `[T, N, ...]` tree.
-    memories: the policy's before the first row of each sequence.  after: its memory after each step.
-    reports: what each step reported of successes.  has_final: whether the info of each step held last observations.
+    memories: the policy's memory before the first row of each sequence.  after: its memory after each step.
+    reports: reported successes of each step.  has_final: whether the info of each step held final observations.
     """
 
     obs: Tree
@@ -40,17 +40,18 @@ class Steps(NamedTuple):
 
 
 class CudaGraph:
-    """Calls a function of trees of tensors twice as it is written, and records its kernels in the third call.
+    """Calls a function of trees of tensors eagerly two times, and records its kernels as a CUDA graph in the third call.
 
-    Later calls launch all kernels at once. A recording keeps addresses, and what Python decided: so the three calls must have the same
-    `watch()`, and the recording is dropped when that changes. Its results are overwritten by its next call (https://docs.pytorch.org/docs/stable/notes/cuda.html).
+    Later calls launch all kernels together. A recording fixes addresses and the branches taken in Python. So the three calls must have the
+    same `watch()`, and the recording is dropped when it changes. The next call overwrites the results. See
+    https://docs.pytorch.org/docs/stable/notes/cuda.html.
 
     Args:
-        name: of the function, for messages.
-        function: that waits for nothing on the device, and changes tensors in place alone.
+        name: name of the function in messages.
+        function: a function that never waits for the device, and changes tensors only in place.
         device: a GPU.
-        generators: that it draws from.
-        watch: returns all that the function reads besides its inputs, other than the values of tensors.
+        generators: the generators from which the function draws.
+        watch: returns everything that the function reads in addition to its inputs, except for the values of tensors.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class CudaGraph:
         return self.results
 
     def record(self, inputs: Tree) -> None:
-        """Record a call, which computes nothing yet. Raises `SettingError`: the function waits for the device."""
+        """Record a call without computing anything. Raises `SettingError`: the function waits for the device."""
         self.inputs = tree_map(torch.clone, inputs)
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
@@ -97,14 +98,14 @@ class CudaGraph:
 
 
 class TensorCollector(Collector):
-    """Steps N environments that give and take tensors, see `envs/tensors.py`; other arguments as `Collector`.
+    """Steps N environments that take and return tensors, see `envs/tensors.py`; other arguments as in `Collector`.
 
-    The host waits for the device once an iteration, after its last step: then it learns which episodes ended, and whether all values are
-    finite and each mask leaves a choice. A value that is not finite ends the run, whatever `on_nan` says, since what followed was computed
-    from it; only first observations, which the host checks before, are replaced as `on_nan` says.
+    The host waits for the device once per iteration, after the last step. It then reads which episodes ended, and checks that all values
+    are finite and each mask leaves a choice. NaN and infinite values end the run whatever `on_nan` is, because later steps were computed
+    from them. Only first observations, which the host checks before, are handled according to `on_nan`.
 
     Args:
-        cuda_graph: whether the steps of a rollout may become a CUDA graph, where the environments can be recorded.
+        cuda_graph: whether the steps of a rollout may be recorded as a CUDA graph, if the environments support it.
     """
 
     def __init__(self, stepper: Any, spaces: Spaces, network: Any, *arguments: Any, cuda_graph: bool = True) -> None:
@@ -113,7 +114,7 @@ class TensorCollector(Collector):
         self.envs: Any = stepper.envs.env
         self.resets_late = stepper.mode is AutoresetMode.NEXT_STEP
         if stepper.mode is AutoresetMode.DISABLED:
-            raise SettingError(f"env.autoreset DISABLED does not go with {self.name}, which lives on a device; use SAME_STEP or NEXT_STEP")
+            raise SettingError(f"{self.name} runs on a device, which does not support env.autoreset DISABLED; use SAME_STEP or NEXT_STEP")
         self.device = self.generator.device
 
         def on_device(tree: Tree) -> Tree:
@@ -121,7 +122,7 @@ class TensorCollector(Collector):
 
         self._obs_tensor = on_device(self._obs)
         self._following = tree_map(torch.zeros_like, tree_index(self._obs_tensor, slice(self.n_steps)))
-        """What was observed after each step, the true last observation where it ended an episode."""
+        """Observations after each step; final observations where it ended an episode."""
         self._mask_tensor = on_device(self._masks)
         self._rewards, self._marks = on_device(self._reward), on_device(self._flags)
         self._is_checked = False
@@ -136,7 +137,7 @@ class TensorCollector(Collector):
 
     @torch.no_grad()
     def unroll(self) -> Unroll:
-        """Step `n_steps` times from where the last rollout ended. Return tensors on the device."""
+        """Step `n_steps` times, continuing from the last rollout. Return tensors on the device."""
         if self._current is None:
             self.reset()
         elif self._restarts:
@@ -157,7 +158,7 @@ class TensorCollector(Collector):
         return Unroll(self._obs_tensor, steps.actions, (), seen.reward, *flags, seen.action_mask, memories, seen.next_obs, ends)
 
     def make_steps(self, obs: Tree, start: Tensor, mask: Tree, memory: Tree, resetting: Tensor) -> Steps:
-        """Step `n_steps` times, without a look at any value. Arguments as in `Steps`."""
+        """Step `n_steps` times without reading any value on the host. Arguments as in `Steps`."""
         marks, taken, memories, after, reports, has_final = self._marks, [], [], [], [], []
         for t in range(self.n_steps):
             put(self._obs_tensor, t, obs)
@@ -185,7 +186,7 @@ class TensorCollector(Collector):
             self._rewards[t] = reward
             marks["terminated"][t], marks["truncated"][t], marks["valid"][t] = terminated, truncated, valid
             put(self._following, t, obs if final is None else tree_map(partial(choose, ended), final, obs))
-            reports.append({name: info[name].clone() for name in SUCCESS if name in info})  # which environments may overwrite
+            reports.append({name: info[name].clone() for name in SUCCESS if name in info})  # cloned, as environments may overwrite them
             after.append(memory)
             start, resetting = (resetting, ended) if self.resets_late else (ended, resetting)
             mask = self._read_mask(info, terminated)
@@ -195,19 +196,19 @@ class TensorCollector(Collector):
         return Steps(obs, start, mask, memory, resetting, tree_stack(taken), *notes)
 
     def _read_mask(self, info: dict[str, Any], terminated: Tensor) -> Tree:
-        """Return the mask of the next actions, `[N, M]`, all true where no action counts. Raises `SettingError`: there should be one."""
+        """Return the mask of the next actions, `[N, M]`, all true where no action counts. Raises `SettingError`: the mask is missing."""
         if not len(self._mask_tensor):
-            self.stepper.masks.split((), info)  # type: ignore[union-attr]  # which refuses a mask
+            self.stepper.masks.split((), info)  # type: ignore[union-attr]  # raises if there is a mask
             return ()
         if not isinstance(info.get(MASK), Tensor):
-            raise SettingError(f'{self.name} lives on a device and rules out actions: each step needs info["{MASK}"], a tensor')
+            raise SettingError(f'{self.name} runs on a device and masks actions: each step needs info["{MASK}"], a tensor')
         mask = info[MASK].to(self.device).flatten(1).bool()
         if mask.shape != self._mask_tensor.shape[1:]:
             raise SettingError(f'{self.name}: info["{MASK}"] must be {list(self._mask_tensor.shape[1:])}, got {list(mask.shape)}')
         return mask | terminated.unsqueeze(-1) if self.resets_late else mask
 
     def _read_back(self, steps: Steps) -> Ends:
-        """Count steps and episodes, check all values, and return the last observations whose value counts."""
+        """Count steps and episodes, check all values, and return the final observations whose value is needed."""
         reward = self._rewards.cpu().numpy()
         terminated, truncated, valid = (self._marks[name][:-1].cpu().numpy() for name in ("terminated", "truncated", "valid"))
         self._check_values(reward)
@@ -250,7 +251,7 @@ class TensorCollector(Collector):
         self.guard.error = self.guard.error or error
 
     def rollout(self) -> Rollout:
-        """Return what the environments returned in the last iteration, on the device; slots for what a network adds are empty."""
+        """Return the environments' results of the last iteration, on the device; the fields that a network adds are empty."""
         terminated, truncated, valid, start = (self._marks[name][:-1] for name in ("terminated", "truncated", "valid", "start"))
         obs, empty = tree_index(self._obs_tensor, slice(-1)), torch.zeros(0)
         reward, next_obs = self._rewards.unsqueeze(-1), self._following if len(self._next_obs) else ()
@@ -263,17 +264,17 @@ class TensorCollector(Collector):
 
 
 def put(rows: Tree, t: int, new: Tree) -> None:
-    """Write what belongs to step t."""
+    """Write the values of step t."""
     tree_map(lambda leaf, value: leaf[t].copy_(value), rows, new)
 
 
 def choose(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Return the rows of one where `which [N]` is true, of the other elsewhere."""
+    """Return the rows of `one` where `which [N]` is true, and of `other` elsewhere."""
     return torch.where(which.to(one.device).view(-1, *[1] * (one.dim() - 1)), one, other)
 
 
 def check_step(name: str, result: Any, before: Tree, num_envs: int) -> None:
-    """Raise `SettingError` unless a step returned what `envs/tensors.py` asks for, with observations as those before."""
+    """Raise `SettingError` unless the result of a step follows `envs/tensors.py`, with observations shaped like those before."""
     if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
         raise SettingError(f"{name}.step must return observations, rewards, terminations, truncations and an info")
     obs, *rows, info = result
@@ -295,24 +296,24 @@ def check_tree(name: str, what: str, given: Tree, known: Tree) -> None:
 
 
 def check_tensor(name: str, what: str, value: Any, shape: Sequence[int]) -> None:
-    """Raise `SettingError` unless a value is a tensor of a shape."""
+    """Raise `SettingError` unless a value is a tensor of this shape."""
     if not isinstance(value, Tensor) or value.shape != tuple(shape):
         found = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise SettingError(f"{name} lives on a device: {what} must be a tensor {list(shape)}, got {found}")
+        raise SettingError(f"{name} runs on a device: {what} must be a tensor {list(shape)}, got {found}")
 
 
 def is_known(network: Any) -> bool:
-    """Return whether all parts of a network are of this package or torch's: what others decide in Python is not known."""
+    """Return whether all parts of a network are from this package or torch: how other modules branch in Python is unknown."""
     return all(type(part).__module__.partition(".")[0] in ("lightning_rl", "torch") for part in network.modules())
 
 
 def fixed_parts(network: Any, envs: Any) -> object:
-    """Return what a recording keeps of a network and environments: where tensors are, the kinds of parts, and plain attributes."""
+    """Return what a recording depends on in a network and environments: addresses of tensors, types of parts, and plain attributes."""
     parts = [(type(part), vars(part)) for part in (*network.modules(), envs)]
     attributes = [(kind, {name: value for name, value in own.items() if is_plain(value)}) for kind, own in parts]
     return [tensor.data_ptr() for tensor in (*network.parameters(), *network.buffers())], attributes
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value is a number, a text, None, or a tuple of such."""
+    """Return whether a value is a number, a string, None, or a tuple of these."""
     return all(map(is_plain, value)) if isinstance(value, tuple) else value is None or isinstance(value, int | float | str)

@@ -1,4 +1,4 @@
-"""Behaviors of an asymmetric game take turns learning: one learns, and the sides of the others are played by past selves of theirs.
+"""Self-play of an asymmetric game, in which behaviors take turns learning: one learns, and snapshots play the sides of the others.
 
 Names are those of ML-Agents (Juliani et al. 2018, https://arxiv.org/abs/1809.02627).
 """
@@ -16,13 +16,13 @@ from lightning_rl.types import EnvStep, State, Tree, tree_map
 
 
 class Turns:
-    """Which behavior learns, and who plays the sides of those that wait for their turn.
+    """Determines which behavior learns, and which players play the sides of those that wait for their turn.
 
-    All copies begin new episodes with a turn, so that in no episode a behavior acts first by a player and then as the learner.
+    All copies begin new episodes with a turn, so that a behavior's side does not change from a player to the learner within an episode.
 
     Args:
-        world: which the behaviors share.
-        collectors: of those that take turns, in their order; none if there are none.
+        world: the world that the behaviors share.
+        collectors: collectors of the behaviors that take turns, in order; may be empty.
     """
 
     def __init__(self, world: World, collectors: Mapping[str, Any]) -> None:
@@ -31,15 +31,15 @@ class Turns:
         self.opponents: dict[str, SelfPlayOpponent] = {name: each.stepper.opponent for name, each in collectors.items()}
         self.learner = next(iter(collectors), "")
         self.began_at = 0
-        """The learner's environment steps when its turn began, all ranks together."""
+        """The learner's environment steps when its turn began, over all ranks."""
         self.begins = False
-        """Whether a turn has been decided whose episodes have not begun."""
+        """Whether the next turn is decided but its episodes have not begun."""
         self.returns = {name: np.zeros(len(world.copies)) for name in collectors}
-        """The mean return of each side's agents in the current episode of each copy."""
+        """Mean return of each side's agents in the current episode of each copy."""
         self.start = {name: np.ones(side.num, dtype=bool) for name, side in self.sides.items()}
-        """Which rows have not moved in their episode."""
+        """Rows that have not moved in their episode."""
         self.seen: dict[str, Tree] = {}
-        """What the rows of those that wait acted on."""
+        """Observations on which the waiting behaviors acted."""
 
     @property
     def waiting(self) -> list[str]:
@@ -48,16 +48,16 @@ class Turns:
 
     @property
     def next_learner(self) -> str:
-        """Return who learns next."""
+        """Return the behavior that learns next."""
         names = list(self.opponents)
         return names[(names.index(self.learner) + 1) % len(names)]
 
     def end_turn(self, count: int) -> None:
-        """Let the next behavior learn, which has made `count` environment steps; its episodes begin with the next step."""
+        """Let the next behavior learn; `count`: its environment steps so far. Its episodes begin with the next step."""
         self.learner, self.began_at, self.begins = self.next_learner, count, True
 
     def reset(self) -> None:
-        """Begin everywhere, with the seeds of the collectors."""
+        """Seed the opponents with the seeds of the collectors, and begin a turn."""
         for name, opponent in self.opponents.items():
             opponent.reset(self.collectors[name].seed)
         self.begin()
@@ -73,12 +73,12 @@ class Turns:
         self._draw(np.arange(len(self.world.copies)))
 
     def _draw(self, copies: np.ndarray) -> None:
-        """Draw who plays the sides that do not learn, in copies whose episodes begin."""
+        """Draw the players of the sides that do not learn, in copies whose episodes begin."""
         for name in self.waiting:
             self.opponents[name].begin(copies, np.zeros(len(copies), dtype=np.int64))
 
     def act(self) -> dict[str, Tree]:
-        """Return the actions `[N, ...]` of those that wait."""
+        """Return the actions `[N, ...]` of the waiting behaviors."""
         actions = {}
         for name in self.waiting:
             self.seen[name], mask = self.sides[name].newest()
@@ -87,7 +87,7 @@ class Turns:
         return actions
 
     def watch(self, steps: Mapping[str, EnvStep]) -> None:
-        """Take in a step of the world: add up returns, and note games that ended."""
+        """Process a step of the world: add up returns, and note games that ended."""
         for name in self.waiting:
             step = steps[name]
             checked = self.collectors[name].check(step, self.seen[name])
@@ -106,15 +106,15 @@ class Turns:
             self._draw(over)
 
     def get_state(self) -> State:
-        """Return all that the next steps depend on, as plain data."""
+        """Return everything that the next steps depend on, as plain data."""
         arrays = tree_map(np.array, {"returns": self.returns, "start": self.start})
         opponents = {name: opponent.get_state() for name, opponent in self.opponents.items()}
         return {"learner": self.learner, "began_at": self.began_at, "begins": self.begins, **arrays, "opponents": opponents}
 
     def set_state(self, state: State, continues: bool) -> None:
-        """Restore whose turn it is; `continues`: the world goes on in its episodes, and all that belongs to them is restored too.
+        """Restore whose turn it is; if the world `continues` its episodes, also restore their state.
 
-        Raises `ValueError`: the state is that of other behaviors.
+        Raises `ValueError`: the state is of other behaviors.
         """
         if {*state["opponents"]} != {*self.opponents} or state["learner"] not in self.opponents:
             raise ValueError(f"{', '.join(state['opponents']) or 'no behaviors'} took turns")

@@ -236,7 +236,7 @@ def test_a_finished_run_reports_its_count_and_can_be_made_longer(tmp_path, capsy
 def test_other_demonstrations_are_learned_from_after_a_word(tmp_path, capsys):
     cloned(tmp_path)
     model, _ = cloned(tmp_path, ckpt_path="last", max_updates=50, dataset=CARTPOLE)
-    assert "demonstrations are shuffled again: the checkpoint had" in capsys.readouterr().out and model.updates == 50
+    assert "demonstrations are shuffled again: the checkpoint has" in capsys.readouterr().out and model.updates == 50
 
 
 @pytest.mark.parametrize("part", [{"began": torch.zeros(3, dtype=torch.uint8)}, {"position": "x"}, {"past": math.nan}, {"num": None}])

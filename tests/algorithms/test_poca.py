@@ -318,8 +318,8 @@ NO_TEAMS = "self_play of POCA needs self_play.teams, a pattern of agents for eac
 @pytest.mark.parametrize(
     ("env", "settings", "line"),
     [
-        ("CartPole-v1", {}, "POCA is for groups of agents, and CartPole-v1 has one agent; use PPO"),
-        ("tests.agents.InTurn", {}, f"{SAME_TIME}, and those of tests.agents.InTurn move in turn; use PPO"),
+        ("CartPole-v1", {}, "POCA is for groups of agents, but CartPole-v1 has one agent; use PPO"),
+        ("tests.agents.InTurn", {}, f"{SAME_TIME}, but those of tests.agents.InTurn move in turn; use PPO"),
         (MORTAL, {"self_play": {"save_steps": 24}}, NO_TEAMS),
         (MORTAL, {"batch_size": 5}, "batch_size 5 does not divide n_steps * env.num_envs = 8 * 2 = 16 steps of groups; use 2 or 4"),
         (MORTAL, {"attention_size": 6}, "attention_size 6 must be a multiple of 4, the heads of the attention"),

@@ -97,7 +97,7 @@ def test_an_order_continues_from_a_saved_state(taken):
 
 def test_an_order_of_another_size_starts_again_and_gives_the_reason():
     order = ShuffledOrder(7, seed=1)
-    assert order.set_state(to_arrays(to_plain(ShuffledOrder(8, seed=1).get_state()))) == "the checkpoint had 8 sequences of them, not 7"
+    assert order.set_state(to_arrays(to_plain(ShuffledOrder(8, seed=1).get_state()))) == "the checkpoint has 8 sequences, not 7"
     assert sorted(order.take(7)) == list(range(7))
 
 

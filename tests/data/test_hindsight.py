@@ -321,9 +321,9 @@ GOALS = "tests.environments:Goals-v0"
 REFUSED = [
     ("CartPole-v1", "replay.relabel needs observations with achieved_goal and desired_goal of one shape, got"),
     (OtherShapes, "replay.relabel needs observations with achieved_goal and desired_goal of one shape, got"),
-    (NoReward, "replay.relabel needs an environment with compute_reward, and NoReward has none"),
+    (NoReward, "replay.relabel needs an environment with compute_reward, but NoReward has none"),
     (ReadsInfo, "replay.relabel: compute_reward of ReadsInfo fails with an empty info (KeyError: 'far')"),
-    (doubled, "replay.relabel: a step of Goals pays -2 where compute_reward returns -1"),
+    (doubled, "replay.relabel: a step of Goals gives -2 but compute_reward returns -1"),
     (EnvConfig(GOALS, frame_stack=2), "replay.relabel does not go with env.frame_stack"),
     (EnvConfig(GOALS, parameters={"goal": 2.0}), "replay.relabel does not go with env.parameters"),
 ]

@@ -69,7 +69,7 @@ def illegal(obs, mask, random):
     return mask.argmin(1)
 
 
-@pytest.mark.parametrize(("player", "message"), [("fails", "raised AttributeError"), ("illegal", "which is not legal")])
+@pytest.mark.parametrize(("player", "message"), [("fails", "raised AttributeError"), ("illegal", "returned the illegal action")])
 def test_a_player_that_fails_or_moves_illegally_is_named_in_one_line(player, message):
     with pytest.raises(SettingError, match=rf"opponent .*{player}.* {message}"):
         lrl.evaluate(game(), 20, opponent=f"{__name__}.{player}")

@@ -170,7 +170,7 @@ def test_a_restored_opponent_draws_and_plays_as_the_one_that_went_on():
 
 def test_weights_of_another_network_are_refused_in_one_line():
     made = opponent()
-    with pytest.raises(SettingError, match="snapshot 3 of self_play is not of this network"):
+    with pytest.raises(SettingError, match="snapshot 3 of self_play does not fit this network"):
         made.snapshots.set_weights({3: {"weight": torch.zeros(2)}})
 
 

@@ -23,24 +23,24 @@ NO_MASKS = NoMasks("demonstration {}")
 
 
 class ReplayBuffer:
-    """The newest transitions of N environments, a ring of rows for each of them.
+    """The newest transitions of N environments, in a ring of rows for each environment.
 
-    A row is the start of a window of up to `n_steps` steps that an episode's end cuts short; it can be drawn once its window is complete.
-    For a network with a memory it is the start of a sequence, which may hold the end of an episode and go on with the next one.
+    A row is the start of a window of up to `n_steps` steps, which ends early at the end of an episode. The row can be drawn once its window
+    is complete. With a memory, a row is the start of a sequence, which may contain the end of an episode and continue with the next one.
 
     Args:
         action: an action of one environment as sampled, a tree of arrays.
         capacity: transitions of all environments, rounded down to a multiple of N.
         n_steps: n, the longest window.
-        config: how to keep rows and draw them.
-        frames: how many frames the environment stacks along the first dimension of its observations, so that each can be stored once.
+        config: how to store and draw rows.
+        frames: number of frames that the environment stacks along the first dimension of its observations, so that each can be stored once.
         sequences: how to draw sequences instead of rows.
-        action_mask: a mask of one environment, `[M]`; () if it rules out nothing.
-        demonstrations: a second buffer with the same rows, which is only read: rows of both come in each batch, its own
-            first (Ball et al. 2023, https://arxiv.org/abs/2302.02948, where half of them are demonstrations). What this buffer reports is
-            about its own rows, which alone may have priorities.
-        share: of each batch that comes from `demonstrations`, in whole rows, or in whole sequences; at least one is of each kind.
-        goal_reward: what the environment pays for other goals, for `config.relabel`.
+        action_mask: a mask of one environment, `[M]`; () without masks.
+        demonstrations: a second, read-only buffer with the same kind of rows. Each batch holds rows of both, its own first (Ball et al.
+            2023, https://arxiv.org/abs/2302.02948, where half of them are demonstrations). Metrics of this buffer are about its own rows,
+            and only these can have priorities.
+        share: share of each batch from `demonstrations`, in whole rows or whole sequences; each batch has at least one of each kind.
+        goal_reward: rewards for other goals, for `config.relabel`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ReplayBuffer:
         length = capacity // num_envs
         self.sequences = sequences
         self.lag = 0 if sequences is None else sequences.slots(n_steps) - 1
-        """How many of each ring's newest rows begin no sequence yet."""
+        """Number of each ring's newest rows that cannot start a sequence yet."""
         rows = max(n_steps, self.lag) + 1
         if length < rows:
             needed = "(n_steps + 1)" if sequences is None else "(burn_in + sequence_length + n_steps)"
@@ -75,47 +75,47 @@ class ReplayBuffer:
         self.length, self.slots, self.n_steps = length, length + self.layout.spare, n_steps
         rows = num_envs * self.slots
         self.priorities = Prioritized(rows, config.alpha, config.beta) if config.prioritized else None
-        """None draws uniformly."""
+        """None: draw uniformly."""
         self.replace = config.replace
         self.hindsight = None if goal_reward is None else Hindsight(config.relabel or RelabelConfig(), goal_reward, num_envs, self.slots)
-        """None leaves goals as they are."""
+        """None: keep the original goals."""
         self.rng = np.random.default_rng(seed)
         self.envs = np.arange(num_envs)
         self.first = self.envs * self.slots
         self.head = np.zeros(num_envs, dtype=np.int64)
-        """The slot of each ring that is written next."""
+        """The next slot to write in each ring."""
         self.count = np.zeros(num_envs, dtype=np.int64)
         self.open = np.zeros(num_envs, dtype=np.int64)
-        """How many of each ring's newest rows have no complete window or sequence."""
+        """Number of each ring's newest rows without a complete window or sequence."""
         self.written = np.zeros(num_envs, dtype=np.int64)
-        """How many rows each ring has had; row number w is in slot w modulo the number of slots."""
+        """Number of rows ever written to each ring; row number w is in slot w modulo the number of slots."""
         self.drawn = 0
         self.demonstrations, self.share = demonstrations, share
         self.first_demonstration = num_envs * self.slots
-        """The first place of the second buffer."""
+        """Index of the first row of the second buffer."""
 
     def __len__(self) -> int:
         return int(self.count.sum())
 
     @property
     def ready(self) -> int:
-        """Return how many rows can be drawn."""
+        """Return the number of rows that can be drawn."""
         return int((self.count - self.open).sum())
 
     @property
     def open_rows(self) -> int:
-        """Return how many rows there may be before one can be drawn; of sequences, resets that are no rows may take every other step."""
+        """Return the maximum number of steps before a row can be drawn; with sequences, every other step may be a reset, not a row."""
         return max(self.n_steps - 1, 2 * self.lag) * len(self.envs)
 
     @property
     def added(self) -> int:
-        """Return how many rows were ever written."""
+        """Return the number of rows ever written."""
         return int(self.written.sum())
 
     def add(self, obs: Tree, action: Tree, step: EnvStep, memory: Tree = (), action_mask: Tree = ()) -> None:
-        """Keep one step of all environments, with the policy's memory and the masks before it, except rows that are no experience.
+        """Store one step of all environments, with the policy's memory and the masks before it, except rows that are not experience.
 
-        Such a row in the middle of an episode means that steps were lost: what comes next does not follow the row before.
+        A row that is not experience cuts the episode: the row after it does not follow the row before it.
         """
         next_observation = Observation(step.obs, step.mask)
         if len(step.ended):
@@ -131,7 +131,7 @@ class ReplayBuffer:
             self.cut(np.flatnonzero(~step.valid))
 
     def write(self, envs: np.ndarray, row: Row, next_observation: Observation) -> None:
-        """Write one transition into each of some rings."""
+        """Write one transition into each of these rings."""
         first, head = self.first[envs], self.head[envs]
         rows = first + head
         self.layout.write(rows, row, next_observation)
@@ -149,7 +149,7 @@ class ReplayBuffer:
             self.priorities.admit(rows, overwritten)
 
     def _close_windows(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Close the windows of n steps, and all where an episode ended; return their rows."""
+        """Close windows of n steps, and all windows of ended episodes; return their rows."""
         still_open = np.where(ended, 0, np.minimum(self.open[envs], self.n_steps - 1))
         age = np.arange(self.n_steps)
         ring, age = ((still_open[:, None] <= age) & (age < self.open[envs][:, None])).nonzero()
@@ -157,7 +157,7 @@ class ReplayBuffer:
         return self.first[envs[ring]] + (self.head[envs[ring]] - 1 - age) % self.slots
 
     def cut(self, envs: np.ndarray | None = None) -> None:
-        """End the current episodes, in some rings or all, as a truncation would: what comes next does not follow them."""
+        """Truncate the current episodes in some rings (default: all), so that the next rows do not follow them."""
         envs = self.envs if envs is None else envs
         envs = envs[self.count[envs] > 0]
         newest = self.first[envs] + (self.head[envs] - 1) % self.slots
@@ -168,19 +168,20 @@ class ReplayBuffer:
             self.priorities.admit(closed)
 
     def extend(self, transitions: Iterable[Mapping[str, Any]], from_env: Callable[[Tree], Tree], masks: Masks | NoMasks = NO_MASKS) -> None:
-        """Keep demonstrations: mappings with obs, action, reward, next_obs, terminated and truncated, in the order of their episodes.
+        """Store demonstrations: mappings with obs, action, reward, next_obs, terminated and truncated, in the order of their episodes.
 
-        Each episode goes to the ring with the fewest rows; one that the list cuts off is truncated there, and so are current episodes.
+        Each episode goes to the ring with the fewest rows. Incomplete episodes are truncated at their last transition, and so are the
+        current episodes of the buffer.
 
         Args:
-            transitions: of one environment, actions in its own form.
-            from_env: from the environment's actions `[1, ...]` to those that are stored.
-            masks: reads what was legal: under `action_mask` and `next_action_mask`, or in the observations.
+            transitions: transitions of one environment, with actions in its own format.
+            from_env: converts the environment's actions `[1, ...]` to the stored format.
+            masks: reads masks under `action_mask` and `next_action_mask`, or from the observations.
         """
         self.cut()
         rows = list(transitions)
         env = int(self.count.argmin())
-        memory = tree_map(lambda leaf: leaf[None], self.template.memory)  # none is known
+        memory = tree_map(lambda leaf: leaf[None], self.template.memory)  # unknown
         for i, (t, following) in enumerate(zip_longest(rows, rows[1:])):
             leaves = () if following is None else zip(tree_leaves(t["next_obs"]), tree_leaves(following["obs"]), strict=True)
             goes_on = following is not None and all(np.array_equal(a, b) for a, b in leaves)
@@ -195,7 +196,7 @@ class ReplayBuffer:
                 env = int(self.count.argmin())
 
     def demonstration_rows(self, batch_size: int) -> int:
-        """Return how many rows of a batch are demonstrations; raise `SettingError` if none or all of them are."""
+        """Return the number of demonstration rows in a batch; raise `SettingError` if it is none or all of the rows."""
         length = 1 if self.sequences is None else self.sequences.length
         drawn = round(self.share * (batch_size // length))
         if not 0 < drawn < batch_size // length:
@@ -205,9 +206,9 @@ class ReplayBuffer:
         return drawn * length
 
     def sample(self, batch_size: int, progress: float = 0.0) -> Window:
-        """Draw rows, or sequences of `batch_size` rows in all; `progress` of the run anneals the importance weights.
+        """Draw `batch_size` rows, or sequences with this number of rows in total; `progress` of the run anneals the importance weights.
 
-        Raise `SettingError` if there are none, or fewer than `batch_size` without replacement.
+        Raises `SettingError`: there are no rows, or fewer than `batch_size` without replacement.
         """
         shown = 0 if self.demonstrations is None else self.demonstration_rows(batch_size)
         if self.sequences is not None:
@@ -228,7 +229,7 @@ class ReplayBuffer:
         return own if self.demonstrations is None else concatenate(own, self.demonstrations.sample(shown), self.first_demonstration)
 
     def _draw(self, number: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
-        """Draw rows that may be learned from. Return them, and their weights, which sum to 1 where all are equally likely."""
+        """Draw rows to learn from. Return them and their weights, which sum to 1 if all rows are equally likely."""
         ready = self.ready
         if not ready:
             raise SettingError(f"there is nothing to learn from yet with n_steps {self.n_steps}: raise learning_starts")
@@ -266,27 +267,27 @@ class ReplayBuffer:
             episode_start=np.concatenate([np.zeros((1, num), dtype=bool), final[:-1]]),
             memory=tree_index(row.memory, slice(num)),
             successor=successor.reshape(-1),
-            # an episode's last observation stands with the action before it, which its mask may rule out
+            # slots of final observations hold the action before, which may be illegal there
             action_mask=mask if isinstance(mask, tuple) else mask | at[:, None],
             next_action_mask=mask,
             source=flat,
         )
 
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
-        """Set priorities from the errors `[B]` of drawn rows when they were learned from; they are computed only where they matter."""
+        """Set priorities from the errors `[B]` of the drawn rows, which are computed only if there are priorities."""
         if self.priorities is not None:
             own = rows[rows < self.first_demonstration]
             self.priorities.update(own, errors if self.demonstrations is None else lambda: errors()[: len(own)])
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
-        """Return the rows of a window of so many steps from each row of its ring, `[B, steps]`."""
+        """Return the rows of the window of `steps` steps that begins with each row, `[B, steps]`."""
         slot = rows % self.slots
         return (rows - slot)[:, None] + (slot[:, None] + np.arange(steps)) % self.slots
 
     def windows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Follow up to n steps from each row, to the end of its episode.
 
-        Returns rewards `[B, n]`; how many steps ahead the next observation is, 0 if terminated; how many steps there are; and the last row.
+        Returns rewards `[B, n]`, the number of steps to the next observation (0 if terminated), the number of steps, and the last row.
         """
         window = self.ahead(rows, self.n_steps)
         ended = self.layout.row.ended[window]
@@ -296,7 +297,7 @@ class ReplayBuffer:
         return reward.astype(np.float32), np.where(self.layout.row.terminated[last], 0, length), length, last
 
     def steps(self, rows: np.ndarray) -> tuple[Row, Observation, np.ndarray]:
-        """Return all steps of the windows that begin with rows, one by one `[B · n]`: rows, what followed each, and how many count."""
+        """Return all steps of the windows that begin with rows, `[B · n]`: rows, the observations after them, and each window's length."""
         own = rows < self.first_demonstration
         if self.demonstrations is not None and not own.all():
             parts = self.steps(rows[own]), self.demonstrations.steps(rows[~own] - self.first_demonstration)
@@ -313,11 +314,11 @@ class ReplayBuffer:
         return row, following, self.windows(rows)[2]
 
     def stored(self, env: int) -> np.ndarray:
-        """Return all rows of an environment, the oldest first, also those that cannot be drawn yet."""
+        """Return all rows of an environment, oldest first, including those that cannot be drawn yet."""
         return self.first[env] + (self.head[env] - self.count[env] + np.arange(self.count[env])) % self.slots
 
     def locate(self, number: np.ndarray) -> np.ndarray:
-        """Return the rows of numbers 0 … ready − 1, which count the rows that can be drawn, oldest first, environment by environment."""
+        """Convert numbers 0 … ready − 1 to rows; they enumerate the drawable rows, oldest first, environment by environment."""
         if len(self.head) == 1 and self.count[0] < self.length:  # nothing is overwritten yet
             return number
         ready = self.count - self.open
@@ -327,23 +328,23 @@ class ReplayBuffer:
         return self.first[env] + (self.head[env] - self.count[env] + place) % self.slots
 
     def age(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many transitions of the same environment are newer than each row of its own."""
+        """Return for each own row the number of newer transitions of the same environment."""
         rows = rows[rows < self.first_demonstration]
         return (self.head[rows // self.slots] - 1 - rows) % self.slots
 
     def statistics(self) -> dict[str, float]:
-        """Return the number of rows, and how often a row that was added has been drawn, on average."""
+        """Return the number of rows, and the mean number of draws per added row."""
         return {"replay/size": float(len(self)), "replay/mean_picks": self.drawn / max(1, self.added)}
 
     def position(self) -> State:
-        """Return its state without its rows: counts, windows that are open, and what the next draws depend on."""
-        opened = np.zeros_like(self.open) if self.lag else self.open  # of sequences it follows from the counts
+        """Return the buffer's state without its rows: counts, open windows, and what the next draws depend on."""
+        opened = np.zeros_like(self.open) if self.lag else self.open  # for sequences it follows from the counts
         own = {"written": self.written, "open": opened, "drawn": self.drawn, "rng": self.rng.bit_generator.state}
         own |= {} if self.demonstrations is None else {"shown": self.demonstrations.rng.bit_generator.state}
         return {**own, "layout": self.layout.position(), "sampler": {} if self.priorities is None else self.priorities.position()}
 
     def continue_from(self, position: State) -> None:
-        """Restore what `position` returned of a buffer made with the same arguments; raise `ValueError` where it cannot be."""
+        """Restore the `position` of a buffer made with the same arguments; raise `ValueError` for invalid values."""
         written, opened = (check_counts(position[name], self.envs.shape) for name in ("written", "open"))
         count = np.minimum(written, self.length)
         if (opened > np.minimum(count, self.n_steps - 1)).any():
@@ -355,11 +356,11 @@ class ReplayBuffer:
         self.layout.continue_from(position["layout"])
         if self.priorities is not None:
             self.priorities.continue_from(position["sampler"])
-        if self.demonstrations is not None and "shown" in position:  # a run may go on with demonstrations that began without
+        if self.demonstrations is not None and "shown" in position:  # a run may be resumed with demonstrations although it began without
             self.demonstrations.rng.bit_generator.state = position["shown"]
 
     def sampling_state(self) -> State:
-        """Return what the next draws depend on besides the rows, which stay as they are."""
+        """Return what the next draws depend on except the rows, which do not change."""
         if self.priorities is None:
             sampler: State = {}
         else:
@@ -367,9 +368,9 @@ class ReplayBuffer:
         return {"ready": self.ready, "drawn": self.drawn, "rng": self.rng.bit_generator.state, "sampler": sampler}
 
     def set_sampling_state(self, state: State) -> str | None:
-        """Restore what `sampling_state` returned; return the reason if there are other rows, or raise `ValueError` if it cannot be."""
+        """Restore the result of `sampling_state`. Return the reason if that is impossible, else None; raise `ValueError` for bad values."""
         if state["ready"] != self.ready:
-            return f"the checkpoint had {state['ready']:,} of them, not {self.ready:,}"
+            return f"the checkpoint has {state['ready']:,} transitions, not {self.ready:,}"
         if bool(state["sampler"]) != (self.priorities is not None):
             return f"the checkpoint has {'no ' if self.priorities is not None else ''}priorities"
         self.drawn = int(check_counts(state["drawn"], ()))
@@ -380,7 +381,7 @@ class ReplayBuffer:
         return None
 
     def reseed(self, seed: int) -> None:
-        """Draw from now on like a buffer that is made with this seed."""
+        """Continue the draws like a new buffer with this seed."""
         self.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         if self.demonstrations is not None:
             self.demonstrations.reseed(seed + 1)
@@ -392,9 +393,9 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 def describe_memory(
     spaces: Spaces, action: Tree, buffer_size: int, config: ReplayConfig, ranks: int, frames: int = 1, memory: Tree = ()
 ) -> str:
-    """Describe in one line what the replay buffers of all ranks take.
+    """Describe in one line the memory or disk space that the replay buffers of all ranks take.
 
-    Raises `SettingError`: more than 90 % of the machine's memory, or more than its disk has free.
+    Raises `SettingError`: it is more than 90 % of the machine's memory, or more than the free disk space.
     """
     template = make_row_template(spaces.observation, action, memory, spaces.masks())
     size = buffer_size * ranks * config.layout.bytes_per_row(template, frames)
@@ -413,11 +414,11 @@ def describe_memory(
 
 
 def get_memory_limit() -> int:
-    """Return the bytes that this process may use: the machine's, or its container's if that is less."""
+    """Return the memory in bytes that this process may use: the machine's, or its container's if that is less."""
     texts = [path.read_text().strip() for path in CGROUP_LIMITS if path.is_file()]
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(int(text) for text in texts if text.isdigit())])
 
 
 def format_bytes(size: int) -> str:
-    """Return bytes as people write them."""
+    """Format a number of bytes as MB or GB."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

@@ -1,7 +1,8 @@
 """Hindsight Experience Replay (Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495): learn from goals that were reached by chance.
 
-An environment with goals observes a Dict with `achieved_goal` and `desired_goal`, and has a method
-`compute_reward(achieved_goal, desired_goal, info)`. What a row pays for another goal is computed when it is drawn; stored rows keep theirs.
+An environment with goals has Dict observations with `achieved_goal` and `desired_goal`, and a method
+`compute_reward(achieved_goal, desired_goal, info)`. The reward of a row for another goal is computed when the row is drawn; stored rows do
+not change.
 """
 
 from collections.abc import Callable
@@ -22,16 +23,16 @@ from lightning_rl.spaces import Spaces, observation_leaves, short
 Strategy = Literal["future", "final", "episode"]
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 RowFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Of achieved and desired goals `[B, ...]`, returns `[B]`."""
+"""A function of achieved and desired goals `[B, ...]` that returns `[B]`."""
 
 
 @dataclass(frozen=True)
 class RelabelConfig:
-    """Which goals take the place of those that drawn rows had, and how often.
+    """Which goals replace the original ones of drawn rows, and how often.
 
     Args:
-        strategy: goals that were reached in the same episode: `future` by the row or after it, `final` last, `episode` at any time.
-        k: relabelled rows for each one with its own goal: a drawn row is relabelled with probability k / (k + 1).
+        strategy: goals reached in the same episode: `future` by the row or after it, `final` at the end, `episode` at any time.
+        k: relabelled rows for each row with its original goal: a drawn row is relabelled with probability k / (k + 1).
     """
 
     strategy: Strategy = "future"
@@ -43,7 +44,7 @@ class RelabelConfig:
 
 
 class Rings(Protocol):
-    """What relabelling reads of a replay buffer."""
+    """The parts of a replay buffer that relabelling reads."""
 
     layout: Any
     rng: np.random.Generator
@@ -58,9 +59,9 @@ class Rings(Protocol):
 
 
 class GoalReward:
-    """What an environment pays for other goals, and where it would terminate, by its own functions.
+    """The environment's own functions for rewards, and terminations, with other goals.
 
-    terminated: None without `compute_terminated`: rows terminate where they did.
+    terminated: None without `compute_terminated`: terminations do not change.
     """
 
     def __init__(self, reward: RowFunction, terminated: RowFunction | None = None) -> None:
@@ -70,21 +71,21 @@ class GoalReward:
 class Hindsight:
     """Relabels drawn rows of a replay buffer with N rings of `slots` rows.
 
-    Goals are those of rows in the same episode that are still in the buffer; of an episode in progress, those up to its newest row.
+    Goals are drawn from the rows of the same episode that are still in the buffer; in a running episode, from those up to its newest row.
     """
 
     def __init__(self, config: RelabelConfig, goal_reward: GoalReward, num_envs: int, slots: int) -> None:
         self.strategy, self.share, self.goal_reward = config.strategy, config.k / (config.k + 1), goal_reward
         self.start = np.zeros(num_envs * slots, dtype=np.int64)
-        """Of each row whose episode has ended, the number of the episode's first row in its ring; and `stop`, one more than its last."""
+        """For each row of an ended episode, the number of the episode's first row in its ring; `stop` is one more than its last."""
         self.stop = np.zeros(num_envs * slots, dtype=np.int64)
         self.current = np.zeros(num_envs, dtype=np.int64)
-        """The number of the first row of each ring's episode in progress."""
+        """Number of the first row of each ring's running episode."""
         self.seen = np.zeros(num_envs, dtype=np.int64)
-        """How many rows of each ring `find_ends` has looked at."""
+        """Number of rows of each ring that `find_ends` has processed."""
 
     def relabel(self, window: Window, buffer: Rings) -> None:
-        """Give k of k + 1 rows, drawn at random, another goal, in place: in both observations, the rewards, and where they terminate."""
+        """Relabel each row in place with probability k / (k + 1): the goals of both observations, the rewards, and the terminations."""
         self.find_ends(buffer)
         chosen = np.flatnonzero(buffer.rng.random(len(window.rows)) < self.share)
         if not len(chosen):
@@ -98,7 +99,7 @@ class Hindsight:
         length = buffer.windows(rows)[2]
         if self.goal_reward.terminated is not None:
             ended = self.goal_reward.terminated(achieved, desired)
-            some = np.flatnonzero(row.terminated[: len(steps)])  # for another reason than their goal?
+            some = np.flatnonzero(row.terminated[: len(steps)])  # did they terminate for a reason other than their goal?
             ended[some] |= ~self.goal_reward.terminated(achieved[some], following.obs[DESIRED][some])
             ended = ended.reshape(-1, n) & (np.arange(n) < length[:, None])
             window.steps[chosen] = np.where(ended.any(1), 0, length)
@@ -109,7 +110,7 @@ class Hindsight:
             observation[DESIRED][chosen] = goal
 
     def draw(self, rows: np.ndarray, buffer: Rings) -> np.ndarray:
-        """Draw for each row one of its episode after which a goal had been reached."""
+        """Draw for each row a row of its episode whose next observation provides the goal."""
         ring, slot = np.divmod(rows, buffer.slots)
         written = buffer.written[ring]
         number = written - 1 - (written - 1 - slot) % buffer.slots
@@ -124,7 +125,7 @@ class Hindsight:
         return buffer.first[ring] + goal % buffer.slots
 
     def find_ends(self, buffer: Rings) -> None:
-        """Note where episodes ended since the last time. After a buffer was restored that is all of it."""
+        """Record the episodes that ended since the last call; after a buffer was restored, all of them."""
         for ring in np.flatnonzero(buffer.written > self.seen):
             written, first = buffer.written[ring], buffer.first[ring]
             oldest = written - buffer.count[ring]
@@ -138,14 +139,14 @@ class Hindsight:
 
 
 def make_goal_reward(env: Any, spaces: Spaces) -> GoalReward:
-    """Find what an environment pays for other goals, by building one and stepping it once; it stays open.
+    """Find an environment's rewards for other goals by building an environment and stepping it once; it stays open.
 
     Args:
-        env: settings, a function that builds one, or a ready vector environment that holds its environments.
+        env: settings, a function that builds an environment, or a ready vector environment that holds its environments.
         spaces: its spaces.
 
     Raises:
-        SettingError: it has no goals, or its rewards are not those of its `compute_reward`.
+        SettingError: it has no goals, or its rewards differ from those of its `compute_reward`.
     """
     if spaces.agents:
         raise SettingError("replay.relabel is for environments of one agent; leave it out")
@@ -156,7 +157,7 @@ def make_goal_reward(env: Any, spaces: Spaces) -> GoalReward:
     if isinstance(env, EnvConfig):
         for name in ("frame_stack", "atari", "parameters"):
             if getattr(env, name):
-                raise SettingError(f"replay.relabel does not go with env.{name}, of which compute_reward knows nothing; leave one out")
+                raise SettingError(f"replay.relabel does not go with env.{name}, which compute_reward does not know; leave one out")
     if isinstance(env, VectorEnv):
         copies = getattr(env.unwrapped, "envs", None)
         if not copies:
@@ -169,10 +170,10 @@ def make_goal_reward(env: Any, spaces: Spaces) -> GoalReward:
 
 
 def goal_reward_of(env: gym.Env) -> GoalReward:
-    """Return what one environment pays for other goals; it is reset and stepped once. Raises `SettingError` as `make_goal_reward`."""
+    """Return an environment's rewards for other goals; it is reset and stepped once. Raises `SettingError` as `make_goal_reward` does."""
     name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
     if not env.has_wrapper_attr("compute_reward"):
-        raise SettingError(f"replay.relabel needs an environment with compute_reward, and {name} has none")
+        raise SettingError(f"replay.relabel needs an environment with compute_reward, but {name} has none")
     compute_reward = env.get_wrapper_attr("compute_reward")
     first, _ = env.reset(seed=0)
     env.action_space.seed(0)
@@ -186,8 +187,8 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
         reason = f"{type(error).__name__}: {error}"
         raise SettingError(f"replay.relabel: compute_reward of {name} fails with an empty info ({reason})") from error
     if not np.isclose(computed, float(paid), rtol=1e-4, atol=1e-5):
-        why = "relabelled rows would be paid otherwise; leave out wrappers that change rewards"
-        raise SettingError(f"replay.relabel: a step of {name} pays {float(paid):g} where compute_reward returns {computed:g}: {why}")
+        why = "relabelled rows would have other rewards; leave out wrappers that change rewards"
+        raise SettingError(f"replay.relabel: a step of {name} gives {float(paid):g} but compute_reward returns {computed:g}: {why}")
     terminated = None
     if env.has_wrapper_attr("compute_terminated"):
         with suppress(NotImplementedError):
@@ -196,9 +197,9 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
 
 
 def over_rows(function: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray, kind: type) -> RowFunction:
-    """Return a function of one row as one of many, which calls it once if that gives the same for the given rows, else for each row.
+    """Vectorize a function of one row: call it once for all rows if that gives the same results on these rows, else once per row.
 
-    Rows have no info: it is empty.
+    Infos are empty.
     """
 
     def at_once(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Which rows of a replay buffer to learn from: uniformly, by priority, in sequences."""
+"""Sampling from a replay buffer: uniform, prioritized, and in sequences."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Window(NamedTuple):
     """B rows and what followed them, as arrays.
 
     reward: `[B, n]`, 0 after the end of an episode.  steps: `[B]`, the number k of steps to next_obs, 0 if terminated.
-    weight: `[B]`.  rows: `[B]`, their places in the buffer.  action_mask, next_action_mask: bool `[B, M]`, of obs and next_obs, or ().
-    Of sequences, see `types.Transition`: episode_start, memory, successor; and source, the row in each slot.
+    weight: `[B]`.  rows: `[B]`, their indices in the buffer.  action_mask, next_action_mask: bool `[B, M]`, of obs and next_obs, or ().
+    Only for sequences: episode_start, memory and successor, see `types.Transition`; source, the row in each slot.
     """
 
     obs: Tree
@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 
 def concatenate(own: Window, shown: Window, behind: int) -> Window:
-    """Return one batch of two, row next to row or sequence next to sequence; places of the second count on from `behind`."""
+    """Concatenate two batches, row next to row or sequence next to sequence; indices of the second are shifted by `behind`."""
     n, m = len(own.rows), len(shown.rows)
     shown = shown._replace(rows=shown.rows + behind, source=tree_map(lambda rows: rows + behind, shown.source))
 
@@ -54,9 +54,9 @@ def concatenate(own: Window, shown: Window, behind: int) -> Window:
 
 
 class Prioritized:
-    """Proportional prioritized replay (Schaul et al. 2016, sect. 3.3): P(i) ∝ (|δ_i| + ε)^α, weights (N P(i))^−β over their largest.
+    """Proportional prioritized replay (Schaul et al. 2016, sect. 3.3): P(i) ∝ (|δ_i| + ε)^α, weights (N P(i))^−β divided by their maximum.
 
-    ε is 1e-6. New rows have the largest priority so far; β grows from its first value to 1 over the run.
+    ε is 1e-6. New rows get the largest priority so far; β grows from its first value to 1 over the run.
     """
 
     def __init__(self, rows: int, alpha: float, beta: float) -> None:
@@ -73,7 +73,7 @@ class Prioritized:
         return rows, (weight / weight.max() / batch_size).astype(np.float32)
 
     def admit(self, rows: np.ndarray, overwritten: np.ndarray | None = None) -> None:
-        """Let rows be drawn from now on, and overwritten ones no longer."""
+        """Make rows available for drawing, and overwritten ones unavailable."""
         if overwritten is not None:
             self.tree[overwritten] = 0.0
         self.tree[rows] = self.largest
@@ -88,7 +88,7 @@ class Prioritized:
         return self.tree[rows]
 
     def restore(self, rows: np.ndarray, priorities: np.ndarray) -> None:
-        """Let only rows with these priorities be drawn; raise `ValueError` for negative or non-finite ones."""
+        """Make only these rows available, with these priorities; raise `ValueError` for negative or non-finite priorities."""
         if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
             raise ValueError("negative or non-finite priorities")
         self.tree.fill(rows, priorities)
@@ -98,14 +98,14 @@ class Prioritized:
         return {"largest": self.largest}
 
     def continue_from(self, position: Mapping[str, float]) -> None:
-        """Restore what `position` returned; raise `ValueError` for a priority that cannot be."""
+        """Restore the result of `position`; raise `ValueError` for an invalid priority."""
         self.largest = float(position["largest"])
         if not 0 < self.largest < float("inf"):
             raise ValueError(f"the largest priority is {self.largest}")
 
 
 class SumTree:
-    """Numbers at `size` places, drawn in proportion to their values. Sums are float64, in a binary tree in one array, its root at 1."""
+    """Numbers at `size` indices, drawn in proportion to their values. Sums are float64, in a binary tree in one array, its root at 1."""
 
     def __init__(self, size: int) -> None:
         self.leaves = 1 << max(0, size - 1).bit_length()
@@ -127,17 +127,17 @@ class SumTree:
             self.tree[node] = self.tree[2 * node] + self.tree[2 * node + 1]
 
     def fill(self, places: np.ndarray, values: np.ndarray) -> None:
-        """Set the numbers at some places, and 0 at all others."""
+        """Set the numbers at these indices, and 0 at all others."""
         self.tree[:] = 0
         self[places] = values
 
     def find(self, sums: np.ndarray) -> np.ndarray:
-        """Return for each sum s in [0, total) the place where the running sum of the numbers passes s, never one that holds 0."""
+        """Return for each sum s in [0, total) the index at which the cumulative sum of the numbers exceeds s, never one that holds 0."""
         node = np.ones(len(sums), dtype=np.int64)
         for _ in range(self.depth):
             node = 2 * node
             left = self.tree[node]
-            right = (sums >= left) & (self.tree[node + 1] > 0)  # rounding may leave a sum beyond the last number
+            right = (sums >= left) & (self.tree[node + 1] > 0)  # rounding may push a sum past the last number
             sums = np.where(right, sums - left, sums)
             node += right
         return node - self.leaves
@@ -147,13 +147,13 @@ class SumTree:
 class Sequences:
     """How to draw sequences.
 
-    A sequence fills T slots with rows in their order. Where an episode ends, its last observation takes its own slot, so that what
-    follows a row is always in one of the slots after it. Only `length` slots are learned from, and of these those that hold rows.
+    A sequence fills T slots with rows in order. At the end of an episode the final observation takes a slot of its own, so that the
+    successor of a row is always in a later slot. Only `length` slots are learned from, and of these only slots with rows.
 
     Args:
-        burn_in: slots before them, which only fill the memory.
+        burn_in: slots before them, which only warm up the memory.
         length: slots to learn from.
-        memory: that of one environment, as arrays; rows hold one like it.
+        memory: memory of one environment, as arrays; each row holds such a memory.
     """
 
     burn_in: int
@@ -161,11 +161,11 @@ class Sequences:
     memory: Tree
 
     def slots(self, n_steps: int) -> int:
-        """Return T: what comes n steps after the last row is there too."""
+        """Return T, which includes the observation n steps after the last row."""
         return self.burn_in + self.length + n_steps
 
     def arrange(self, window: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row in each slot, from consecutive rows `[T, N]`, and whether the slot holds the observation after that row."""
+        """Return from consecutive rows `[T, N]` the row in each slot, and whether the slot holds the observation after that row."""
         steps = len(window)
         place = np.arange(steps)[:, None] + ended.cumsum(0) - ended
         rows, final = window.copy(), np.zeros(window.shape, dtype=bool)
@@ -178,7 +178,7 @@ class Sequences:
 
 
 def sequence_errors(errors: Tensor, weight: Tensor, sequences: int) -> Tensor:
-    """Return η max |δ| + (1 − η) mean |δ|, η = 0.9, over the rows of each sequence that are learned from (Kapturowski et al. 2019, 2.3).
+    """Return η max |δ| + (1 − η) mean |δ|, η = 0.9, over the learned rows of each sequence (Kapturowski et al. 2019, sect. 2.3).
 
     errors, weight: `[T · N]`, time-major.  Returns `[N]`.
     """

@@ -1,4 +1,4 @@
-"""Save a replay buffer in segments of rows next to a checkpoint; each save writes only the new rows."""
+"""Save a replay buffer in segments of rows next to a checkpoint. Each save writes only new rows."""
 
 import hashlib
 import os
@@ -19,17 +19,17 @@ from lightning_rl.errors import SettingError
 
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 1 << 16
-"""Bytes that numpy's description of an array may take."""
+"""Maximum bytes of NumPy's header of an array."""
 MAX_SEGMENT_BYTES = 64 << 20
 """Approximate bytes of a segment."""
 SMALL_BYTES = 8 << 20
-"""Bytes up to which a segment is written again together with the rows after it."""
+"""Bytes up to which a segment is rewritten together with the rows after it."""
 NAME = re.compile(r"(\d{8,12})\.(rows|priorities)")
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class File(NamedTuple):
-    """What a manifest holds of a file."""
+    """Manifest entry of a file."""
 
     name: str
     size: int
@@ -45,11 +45,11 @@ class Segment(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Return how many there are."""
+        """Return the number of rows."""
         return int((self.stop - self.start).sum())
 
     def places(self, buffer: ReplayBuffer) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places in the buffer of all its rows, and of what comes after the last one in each ring."""
+        """Return the indices in the buffer of all its rows, and of the slots after the last row in each ring."""
         lengths = self.stop - self.start
         ring = np.repeat(buffer.envs, lengths)
         number = np.arange(lengths.sum()) + np.repeat(self.start - (lengths.cumsum() - lengths), lengths)
@@ -58,14 +58,14 @@ class Segment(NamedTuple):
 
 
 class SegmentStore:
-    """The segments of one buffer, in a folder of their own, `last.ckpt.d/rank0`, which the first save creates."""
+    """The segments of one buffer, in their own folder such as `last.ckpt.d/rank0`, which the first save creates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.segments: list[Segment] = []
 
     def save(self, buffer: ReplayBuffer) -> dict[str, Any]:
-        """Write what is new in the buffer since the last save, or all of it; return the manifest as plain data. Raises `SaveError`."""
+        """Write the rows since the last save, or all rows; return the manifest as plain data. Raises `SaveError`."""
         try:
             _check_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class SegmentStore:
         )
 
     def _kept(self, buffer: ReplayBuffer) -> tuple[list[Segment], np.ndarray]:
-        """Return the segments that stay valid, and the first row of each ring to write: small last segments are written again."""
+        """Return the segments that stay valid, and the first row of each ring to write; small last segments are rewritten."""
         oldest = _oldest(buffer)
         segments = [each for each in self.segments if (each.stop > oldest).any()]
         names = _names(self.folder)
@@ -115,14 +115,14 @@ class SegmentStore:
         return segments, start
 
     def _next(self, kind: str) -> Path:
-        """Return a name that no file ever had here, so that a name stands for one content."""
+        """Return a file name that was never used here, so that each name has only one content."""
         self.serial += 1
         return self.folder / f"{self.serial:08d}.{kind}"
 
     def load(self, manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
-        """Restore a buffer that was made with the same arguments, to continue as the saved one would have: its episodes are not cut.
+        """Restore a buffer that was made with the same arguments. Its episodes are not cut, so that it continues like the saved one.
 
-        Raises `SettingError`: a segment is missing, damaged, or of another buffer; the buffer must not be used then.
+        Raises `SettingError`: a segment is missing, damaged, or of another buffer. The buffer must not be used then.
         """
         self.segments = []
         try:
@@ -150,7 +150,7 @@ class SegmentStore:
         self.segments = segments
 
     def forget(self, keep: Sequence[Mapping[str, Any]]) -> None:
-        """Delete the segments that neither a manifest in `keep` nor the last save names."""
+        """Delete the segments that are neither in a manifest of `keep` nor in the last save."""
         names = {each["name"] for manifest in keep for each in (*manifest["segments"], manifest["priorities"]) if each is not None}
         names |= {each.file.name for each in self.segments}
         if self.folder.is_dir() and not self.folder.is_symlink():
@@ -160,13 +160,13 @@ class SegmentStore:
 
 
 def size_of(buffer: ReplayBuffer, rows: int) -> int:
-    """Estimate the bytes of a save of so many rows."""
+    """Estimate the size in bytes of saving this many rows."""
     priorities = 0 if buffer.priorities is None else 8
     return rows * (_row_bytes(buffer) + priorities)
 
 
 def _settings_of(buffer: ReplayBuffer) -> dict[str, object]:
-    """Return what must be the same where a buffer is restored, by the names that users know."""
+    """Return the settings that must be equal to restore a buffer, by the names that users know."""
     return {
         "buffer_size": buffer.length * len(buffer.envs),
         "num_envs": len(buffer.envs),
@@ -179,7 +179,7 @@ def _settings_of(buffer: ReplayBuffer) -> dict[str, object]:
 
 
 def _check_settings(manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
-    """Raise `SettingError` where a manifest is of another format or of another kind of buffer."""
+    """Raise `SettingError` if a manifest has another format version or is of another kind of buffer."""
     version = manifest["format_version"]
     if version != FORMAT_VERSION:
         raise SettingError(f"the replay buffer was saved in format {shorten(repr(version), 20)}; this version reads {FORMAT_VERSION}")
@@ -191,10 +191,10 @@ def _check_settings(manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise `SettingError` if segments would be somewhere else: the run's folder may be a link, but none inside it."""
+    """Raise `SettingError` if segments would be elsewhere: the run's folder may be a link, but no folder inside it."""
     for each in (folder, folder.parent):
         if each.is_symlink() and (each is folder or each.name.endswith(".ckpt.d")):
-            raise SettingError(f"{str(each)!r} is a link; replay buffers are kept in the folder of their checkpoint")
+            raise SettingError(f"{str(each)!r} is a link; replay buffers are stored in the folder of their checkpoint")
 
 
 def _segment(entry: Mapping[str, Any], buffer: ReplayBuffer) -> Segment:
@@ -214,7 +214,7 @@ def _file(entry: Mapping[str, Any]) -> File:
 
 
 def _check_cover(segments: Sequence[Segment], buffer: ReplayBuffer) -> None:
-    """Raise `ValueError` unless segments follow each other and hold all rows of the buffer."""
+    """Raise `ValueError` unless the segments are contiguous and hold all rows of the buffer."""
     covered, before = _oldest(buffer), np.zeros_like(buffer.written)
     for each in segments:
         if (each.start > covered).any() or (each.start < before).any():
@@ -225,7 +225,7 @@ def _check_cover(segments: Sequence[Segment], buffer: ReplayBuffer) -> None:
 
 
 def _oldest(buffer: ReplayBuffer) -> np.ndarray:
-    """Return the number of the oldest row of each ring, including those that only complete stacks of frames."""
+    """Return the number of the oldest row of each ring, including rows that are needed only to complete stacks of frames."""
     return np.maximum(0, buffer.written - (buffer.slots - buffer.layout.ahead))
 
 
@@ -238,7 +238,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> File:
-    """Write arrays in numpy's format, down to the disk; the file is there whole or not at all."""
+    """Write arrays in NumPy's format and flush them to disk; the file is written completely or not at all."""
 
     def write(file: Writer) -> None:
         for array in arrays:
@@ -250,7 +250,7 @@ def _write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> File:
 
 
 def _read_arrays(folder: Path, file: File, types: Sequence[np.dtype], max_bytes: int) -> list[np.ndarray]:
-    """Read arrays of one dimension and these types from a file in a folder; raises `ValueError` if it holds anything else."""
+    """Read one-dimensional arrays of these types from a file in a folder; raise `ValueError` if it holds anything else."""
     path = folder / file.name
     if path.is_symlink() or path.parent != folder:
         raise ValueError(f"{file.name} is a link")
@@ -266,8 +266,8 @@ def _read_arrays(folder: Path, file: File, types: Sequence[np.dtype], max_bytes:
     for expected in types:
         try:
             arrays.append(np.lib.format.read_array(stream, max_header_size=MAX_HEADER_BYTES))
-        except Exception as error:  # whatever numpy's parsers meet in bytes that are no array
-            raise ValueError("no array, or cut off") from error
+        except Exception as error:  # NumPy's parser may raise anything on invalid bytes
+            raise ValueError("not an array, or truncated") from error
         if arrays[-1].dtype != expected or arrays[-1].ndim != 1:
             raise ValueError("arrays of another type or shape")
     if stream.tell() != len(data):

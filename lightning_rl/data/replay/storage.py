@@ -1,4 +1,4 @@
-"""How a replay buffer stores its rows: its settings, tables of records, and where the next observation is kept."""
+"""Storage of a replay buffer: its settings, tables of records, and layouts of next observations."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """How a replay buffer keeps its rows and draws them.
+    """How a replay buffer stores and draws its rows.
 
     Args:
         prioritized: draw rows in proportion to their errors instead of uniformly.
         alpha: exponent of the priorities; 0 is uniform.
         beta: first exponent of the importance weights; it grows to 1 over the run.
         replace: whether a row may be drawn twice for one batch.
-        optimize_memory_usage: store each observation once instead of also as the next one of the row before, and each stacked frame once;
-            saves nothing where episodes take few steps.
-        directory: keep the rows in files there instead of in memory, while the run lasts.
-        demonstrations: by their name, such as `cartpole/expert-v0`; from Python also a list of them. A new run's buffer is filled with them
-            before its first step; they are no environment steps, and give way to new rows when it is full.
-        demonstration_share: keep them in a second buffer for good instead, and draw this share of each batch from it, uniformly.
-        relabel: replace goals of drawn rows by goals that were reached, see `RelabelConfig`; for environments with goals.
+        optimize_memory_usage: store each observation once instead of also as the next observation of the row before, and each stacked frame
+            once; saves nothing if episodes are short.
+        directory: store the rows in files in this folder instead of in memory, for the duration of the run.
+        demonstrations: name of a dataset, such as `cartpole/expert-v0`; from Python also a list of them. They fill the buffer of a new run
+            before its first step. They do not count as environment steps, and new rows overwrite them when the buffer is full.
+        demonstration_share: keep the demonstrations permanently in a second buffer instead, and draw this share of each batch from it,
+            uniformly.
+        relabel: replace the goals of drawn rows by goals that were reached, see `RelabelConfig`; for environments with goals.
     """
 
     prioritized: bool = False
@@ -70,14 +71,14 @@ class ReplayConfig:
 
 
 class Observation(NamedTuple):
-    """An observation and which actions are legal there: `mask [M]`, () where the environment rules out nothing."""
+    """An observation and the mask of legal actions at it, `mask [M]`; () without masks."""
 
     obs: Tree
     mask: Tree = ()
 
 
 class Row(NamedTuple):
-    """A transition as stored, without what came next.
+    """A stored transition without its next observation.
 
     ended: the episode, terminated or truncated, ends here.  memory: the policy's memory before the row.
     """
@@ -91,23 +92,23 @@ class Row(NamedTuple):
 
 
 def make_row_template(space: Space, action: Tree, memory: Tree = (), action_mask: Tree = ()) -> Row:
-    """Return one row of zeros, with arrays of the right shapes and types."""
+    """Return one row of zeros, with arrays of the right shapes and dtypes."""
     flag = np.zeros((), dtype=bool)
     observation = Observation(allocate(space), action_mask)
     return Row(observation, tree_map(np.asarray, action), np.zeros((), dtype=np.float32), flag, flag, memory)
 
 
 def record_type(template: Tree) -> np.dtype:
-    """Return the type of a record that holds the leaves of a tree side by side."""
+    """Return the dtype of a record that holds the leaves of a tree side by side."""
     return np.dtype([(str(i), leaf.dtype, leaf.shape) for i, leaf in enumerate(tree_leaves(template))], align=True)
 
 
 class RowTable:
-    """`rows` rows that look like `template`, in memory or in a file.
+    """A table of `rows` rows like `template`, in memory or in a file.
 
-    Gathering at random places costs a cache miss for each array; the leaves of one record lie side by side.
+    Random access costs a cache miss for each array, so the leaves of a row are side by side in one record.
 
-    `directory`: keep them in an unnamed file there instead of in memory; it is gone when this process is.
+    `directory`: store the rows in an unnamed file there instead of in memory; it disappears with this process.
     """
 
     records: np.ndarray
@@ -132,7 +133,7 @@ class RowTable:
         self._leaves = tree_leaves(self.columns)
 
     def fields(self, records: np.ndarray) -> Tree:
-        """Return the leaves of records of this table's type, as views."""
+        """Return the leaves of records of this table's dtype, as views."""
         return tree_map(records.__getitem__, self._names)
 
     def write(self, rows: np.ndarray, tree: Tree) -> None:
@@ -145,24 +146,24 @@ class RowTable:
         return tree_map(self.records.take(rows).__getitem__, self._names)
 
     def resize(self, rows: int) -> None:
-        """Change the number of rows; the first ones stay as they are."""
+        """Change the number of rows; the first rows keep their values."""
         self._keep(np.concatenate([self.records[:rows], np.zeros(max(0, rows - len(self.records)), self.records.dtype)]))
 
 
 class StoredNext:
-    """A layout in which each row holds its next observation: one gather reads all of it.
+    """A layout in which each row also holds its next observation, so that one gather reads everything.
 
     Args:
-        lanes: N rings of rows.
-        length: transitions in each.
-        directory: where to keep them instead of in memory.
-        frames: how many frames the environment stacks; they are stored as they come.
+        lanes: N, the number of rings.
+        length: transitions in each ring.
+        directory: folder in which to store them instead of in memory.
+        frames: number of frames that the environment stacks; they are stored unchanged.
     """
 
     spare = 0
-    """Slots of a ring that hold no transition."""
+    """Number of slots of a ring that hold no transition."""
     ahead = 0
-    """Slots of a ring that hold what followed its newest row, and nothing of an older one."""
+    """Number of slots of a ring that hold only the observation after its newest row."""
 
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
         self.frames = frames
@@ -172,11 +173,11 @@ class StoredNext:
 
     @staticmethod
     def bytes_per_row(template: Row, frames: int = 1) -> int:
-        """Return what a transition takes."""
+        """Return the bytes of a transition."""
         return record_type((template, template.observation)).itemsize
 
     def write(self, rows: np.ndarray, row: Row, next_observation: Observation) -> None:
-        """Write one row into each of some rings."""
+        """Write one row into each of these rings."""
         self.table.write(rows, (row, next_observation))
 
     def cut(self, rows: np.ndarray) -> None:
@@ -184,44 +185,45 @@ class StoredNext:
         self.row.ended[rows] = True
 
     def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Observation]:
-        """Return rows, and what was observed after the last rows of their windows."""
+        """Return rows, and the observations after the last rows of their windows."""
         row, next_observation = self.table.take(rows)
         return row, next_observation if last is rows else self.table.take(last)[1]
 
     def part_types(self) -> list[np.dtype]:
-        """Return the types of `parts`."""
+        """Return the dtypes of `parts`."""
         return [self.table.records.dtype]
 
     def parts(self, rows: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
-        """Return all that is stored of rows, and in the slots after the last of them in each ring, as arrays."""
+        """Return everything stored in rows, and in the slots `after` the last rows of each ring, as arrays."""
         return [self.table.records.take(rows)]
 
     def restore(self, rows: np.ndarray, after: np.ndarray, parts: list[np.ndarray]) -> None:
-        """Write back what `parts` returned; raise `ValueError` for parts of other rows."""
+        """Write back the result of `parts`; raise `ValueError` for parts of other rows."""
         check_lengths(parts, [len(rows)])
         self.table.records[rows] = parts[0]
 
     def position(self) -> dict[str, np.ndarray]:
-        """Return what is stored besides the rows: nothing."""
+        """Return the state in addition to the rows: none."""
         return {}
 
     def continue_from(self, position: Mapping[str, np.ndarray]) -> None:
-        """Restore nothing."""
+        """Do nothing: there is no state in addition to the rows."""
 
 
 class DerivedNext:
-    """A layout in which an observation is stored once: as that of the next row, or in a side table where the episode ended.
+    """A layout that stores each next observation once: as the observation of the next row, or in a side table if the episode ended.
 
-    Of stacked frames only the newest is stored; the others are those of the rows before, the first one of an episode repeated. Each ring
-    has spare slots, for what followed its newest row and for frames before the oldest. Methods and other arguments as `StoredNext`.
+    Of stacked frames only the newest is stored; the others are taken from the rows before, repeating the first frame of an episode. Each
+    ring has spare slots, for the observation after its newest row and for frames before its oldest. Methods and other arguments are as in
+    `StoredNext`.
 
     Args:
-        frames: how many frames the environment stacks along the first dimension of its observations.
+        frames: number of frames that the environment stacks along the first dimension of its observations.
     """
 
     ahead = 1
     first_finals = 64
-    """Rows of the side table before it grows."""
+    """Initial number of rows of the side table."""
 
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
         self.frames, self.spare = frames, frames
@@ -231,9 +233,9 @@ class DerivedNext:
         self.table = RowTable(row, lanes * self.slots, directory)
         self.row: Row = self.table.columns
         self.time = np.zeros(lanes, dtype=np.int64)
-        """Steps since the beginning of each ring's episode."""
+        """Steps since the start of each ring's episode."""
         self.back = np.zeros(lanes * self.slots, dtype=np.uint8 if frames <= 256 else np.uint16)
-        """How many of the frames before a row belong to its episode."""
+        """Number of stacked frames before a row that belong to its episode."""
         self.final_of = np.full(lanes * self.slots, -1, dtype=np.int32)
         self.finals = RowTable(frame, self.first_finals)
         self.free = list(range(self.first_finals))
@@ -244,7 +246,7 @@ class DerivedNext:
 
     @classmethod
     def bytes_per_row(cls, template: Row, frames: int = 1) -> int:
-        """Return what a transition takes, without the last observations of episodes."""
+        """Return the bytes of a transition, without the final observations of episodes."""
         return sum(record_type(each).itemsize for each in cls._templates(template, frames)) + (5 if frames <= 256 else 6)
 
     def successor(self, rows: np.ndarray) -> np.ndarray:
@@ -255,7 +257,7 @@ class DerivedNext:
         lanes = rows // self.slots
         if self.frames > 1 and not all((leaf == leaf[:, -1:])[self.time[lanes] == 0].all() for leaf in tree_leaves(row.observation.obs)):
             raise SettingError(
-                "an episode begins with frames that are not all its first one, so that they cannot be stored once; "
+                "an episode begins with frames that are not all equal to its first one, so they cannot be stored once; "
                 "set replay.optimize_memory_usage to false"
             )
         next_frame = _newest(next_observation, self.frames, 1)
@@ -305,7 +307,7 @@ class DerivedNext:
         return newest if self.frames == 1 else Observation(frames.obs, newest.mask)
 
     def _before(self, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Return the slots `[B, k]` so many steps before rows, or of the first frame of their episodes."""
+        """Return the slots `[B, k]` that are `steps` before rows, but not before the first frame of their episodes."""
         slot = (rows % self.slots)[:, None]
         return rows[:, None] - slot + (slot - np.minimum(steps, self.back[rows][:, None])) % self.slots
 
@@ -331,11 +333,11 @@ class DerivedNext:
         self._keep_finals(ended, self.finals.fields(finals))
 
     def position(self) -> dict[str, np.ndarray]:
-        """Return what is stored besides the rows: how long each ring's episode has been."""
+        """Return the state in addition to the rows: the length of each ring's current episode."""
         return {"time": self.time}
 
     def continue_from(self, position: Mapping[str, np.ndarray]) -> None:
-        """Restore what `position` returned, before rows are restored."""
+        """Restore the result of `position`, before rows are restored."""
         self.time[:] = check_counts(position["time"], self.time.shape)
         self.final_of[:] = -1
         self.finals.resize(self.first_finals)
@@ -343,15 +345,15 @@ class DerivedNext:
 
 
 def _newest(observation: Observation, frames: int, dim: int) -> Observation:
-    """Keep only the newest of stacked frames."""
+    """Return only the newest of stacked frames."""
     return observation if frames == 1 else observation._replace(obs=tree_map(lambda leaf: leaf.take(-1, dim), observation.obs))
 
 
 def check_counts(value: object, shape: tuple[int, ...]) -> np.ndarray:
-    """Return counts from a file as an array; raise `ValueError` for negative ones, other numbers or another shape."""
+    """Return counts read from a file as an array; raise `ValueError` for negative or fractional counts or another shape."""
     counts = np.asarray(value)
     if counts.shape != shape or counts.dtype.kind not in "iu" or (counts < 0).any():
-        raise ValueError(f"counts must be whole numbers >= 0 of shape {shape}")
+        raise ValueError(f"counts must be integers >= 0 of shape {shape}")
     return counts.astype(np.int64)
 
 
