@@ -21,18 +21,18 @@ from lightning_rl.spaces import Spaces
 from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_map, tree_to_numpy
 
 EnvSource = EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]
-"""The settings of environments, ready ones, or what builds one."""
+"""Settings of environments, a ready vector environment, or a function that builds one environment."""
 Lessons = Mapping[str, LessonValues]
-"""What environments draw their parameters from at their next resets, see `envs/parameters.py`."""
+"""What environments draw their parameters from, starting with the next resets; see `envs/parameters.py`."""
 
 
 class ActorResult(NamedTuple):
-    """What an actor did in one call, as arrays.
+    """Result of one call of an actor, as arrays.
 
-    experience: with log-probabilities; for a replay buffer single steps, and a `rollout` of all.
-    env_steps: how many of its rows are experience.  finished: the episodes that ended.
-    notices: lines about the environments.  restarts: how often one of them was restarted in total.
-    replaced: the number of its steps with non-finite values.
+    experience: an unroll with log-probabilities; for a replay buffer single steps, and a `rollout` of all of them.
+    env_steps: number of rows that are experience.  finished: the episodes that ended.
+    notices: lines about the environments.  restarts: total number of restarts of environments.
+    replaced: number of steps with replaced NaN or infinite values.
     """
 
     experience: Unroll | list[Stepped]
@@ -45,7 +45,7 @@ class ActorResult(NamedTuple):
 
 
 class Actor:
-    """A collector that is called from elsewhere. Each call brings the lessons, which a restarted actor does not know."""
+    """A collector that is called remotely. Each call includes the lessons, since a restarted actor does not know them."""
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
@@ -66,7 +66,7 @@ class Actor:
         return ActorResult(arrays._replace(ends=unroll.ends), None, *self._end(before))
 
     def play(self, lessons: Lessons, random_steps: int) -> ActorResult:
-        """Step `n_steps` times, first `random_steps` at random. The arrays belong to the caller."""
+        """Step `n_steps` times, the first `random_steps` with random actions. The arrays belong to the caller."""
         collector, before, steps = self.collector, self._begin(lessons), []
         for stepped in collector.transitions(random_steps):
             step = stepped.step._replace(info={}, final_obs=stepped.step.final_obs if len(stepped.step.ended) else ())
@@ -74,7 +74,7 @@ class Actor:
         return ActorResult(steps, tree_map(np.array, collector.rollout()), *self._end(before))
 
     def random_steps(self, lessons: Lessons) -> tuple[Tree, int]:
-        """Step `n_steps` times at random, from where the last call stopped; return observations and the number of environment steps."""
+        """Step `n_steps` times with random actions, continuing the last call; return observations and the number of environment steps."""
         before, _ = self._begin(lessons)
         self.random_rows = self.random_rows or self.collector.random_rows()
         rows = [tree_to_numpy(row) for row in islice(self.random_rows, self.collector.n_steps)]
@@ -89,14 +89,14 @@ class Actor:
         return self.collector.set_state(state)
 
     def _begin(self, lessons: Lessons) -> tuple[int, int]:
-        """Set the lessons; return the environment steps so far, and how many had non-finite values."""
+        """Set the lessons; return the numbers of environment steps and of steps with replaced values so far."""
         if lessons != self.lessons:
             self.collector.set_lessons(lessons)
             self.lessons = lessons
         return self.collector.env_steps, self.collector.guard.replaced
 
     def _end(self, before: tuple[int, int]) -> tuple[int, list[Finished], list[str], int, int]:
-        """Return the fields of an answer that follow the experience."""
+        """Return the fields of `ActorResult` after `rollout`."""
         collector, guard = self.collector, self.collector.guard
         notices = [*collector.take_notices(), *guard.notices]
         guard.notices.clear()
@@ -106,10 +106,10 @@ class Actor:
 
 @dataclass(frozen=True)
 class BuildActor:
-    """Builds an actor, in whatever process it is called.
+    """Builds an actor in the process in which it is called.
 
     Args:
-        seed: of all actors of this rank; each has its own draws, and others after a restart.
+        seed: seed of all actors of this rank, from which each derives its own, and a new one after each restart.
         first: the index of the first environment of this rank.
         next_obs: whether rollouts hold next observations.
     """
@@ -132,8 +132,8 @@ class BuildActor:
 
 
 def from_plain(saved: tuple[Any, ...]) -> ActorResult:
-    """Restore what an actor did from a checkpoint's plain tuples."""
-    if len(saved) < len(ActorResult._fields):  # 0.1.0 stored no rollout beside an unroll
+    """Restore an actor's result from the plain tuples of a checkpoint."""
+    if len(saved) < len(ActorResult._fields):  # 0.1.0 stored no rollout next to the unroll
         saved = (saved[0], None, *saved[1:])
     whole = ActorResult(*saved)
     whole = whole._replace(finished=[Finished(*episode) for episode in whole.finished])

@@ -23,21 +23,22 @@ Backend = Literal["in_process", "threads", "processes", "ray"]
 
 @dataclass(frozen=True)
 class ActorsConfig:
-    """How many actors there are and where; each steps `env.num_envs` environments with its own copy of the policy.
+    """Number and place of actors; each steps `env.num_envs` environments with its own copy of the policy.
 
     Args:
-        num_actors: how many.
-        backend: `in_process` (in turn, with the newest policy), `threads` of this process (for environments that wait for something else),
-            `processes` on this machine, or `ray` for many machines.
-        rollouts_per_batch: of `n_steps` steps each (default: `num_actors`).
-        queue_factor: how many batches may wait in addition to the one that is learned from (default: 1). Rollouts are at most
-            `queue_factor + num_actors / rollouts_per_batch` updates old, rounded up, where actors are alike; more keeps them busy.
-        max_policy_lag: drop rollouts of policies that are more than so many updates old (default: keep all).
-        ordered: actors wait for the newest policy and rollouts come in their order: runs are reproducible. Always so in one process.
-        timeout: of `processes` and `ray`: restart an actor that does not answer for so many seconds (default: 60); must be more than its
+        num_actors: number of actors.
+        backend: `in_process` (one after the other, with the newest policy), `threads` of this process (for environments that wait for
+            something else), `processes` on this machine, or `ray` for many machines.
+        rollouts_per_batch: number of rollouts in a batch, of `n_steps` steps each (default: `num_actors`).
+        queue_factor: how many batches may wait in addition to the one that is learned from (default: 1). If actors are equally fast,
+            rollouts are at most `queue_factor + num_actors / rollouts_per_batch` updates old, rounded up. Larger values keep actors busy.
+        max_policy_lag: drop rollouts of policies that are more than this many updates old (default: keep all).
+        ordered: actors wait for the newest policy and rollouts arrive in order, so that runs are reproducible. Always true for
+            `in_process`.
+        timeout: for `processes` and `ray`: restart an actor that does not answer for this many seconds (default: 60); must be more than its
             environments take for a rollout.
-        max_restarts: of these: how often each actor may be restarted in an hour because it died or froze (default: 10).
-        address: of a Ray cluster such as `auto` or `ray://host:10001` (default: start a local one).
+        max_restarts: for `processes` and `ray`: how often each actor may be restarted in an hour because it died or froze (default: 10).
+        address: address of a Ray cluster such as `auto` or `ray://host:10001` (default: start a local one).
     """
 
     num_actors: int = 2
@@ -69,7 +70,7 @@ class ActorsConfig:
 
     @property
     def in_order(self) -> bool:
-        """Return whether actors act in turn, with the newest policy."""
+        """Return whether rollouts arrive in order, all with the newest policy."""
         return self.ordered or self.backend == "in_process"
 
     @property
@@ -79,30 +80,30 @@ class ActorsConfig:
 
     @property
     def ahead(self) -> int:
-        """Return the number of rollouts requested at once, so that actors are busy while others are learned from."""
+        """Return the number of rollouts requested in advance, so that actors are busy while a batch is learned from."""
         return self.num_actors + math.ceil((1.0 if self.queue_factor is None else self.queue_factor) * self.batch)
 
 
 IN_A_THREAD = ActorsConfig(num_actors=1, backend="threads", queue_factor=0)
-"""One actor that makes the next rollout while the last one is learned from."""
+"""One actor that collects the next rollout while the last one is learned from."""
 
 
 @dataclass(frozen=True)
 class BuildRegistered:
-    """Builds a worker in a process where its environment may not be registered: a script or `--import` did that here."""
+    """Builds a worker in a process in which its environment may not be registered, as by a script or `--import` here."""
 
     build: Build
     spec: EnvSpec | None
 
     def __call__(self, index: int, restarts: int, network: nn.Module) -> Worker:
         if self.spec is not None:
-            prepare_package(self.spec.id)  # which may register it there, too
+            prepare_package(self.spec.id)  # may also register it there
             gym.registry.setdefault(self.spec.id, self.spec)
         return self.build(index, restarts, network)
 
 
 def make_workers(build: BuildActor | BuildEvaluator, config: ActorsConfig, network: nn.Module) -> Workers:
-    """Start the workers of some settings."""
+    """Start the workers for these settings."""
     if config.backend == "in_process":
         return LocalWorkers(build, config.num_actors, network)
     if config.backend == "threads":

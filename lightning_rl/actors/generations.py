@@ -1,4 +1,4 @@
-"""A pool of evaluators in the place of a collector: generations of episodes, each job of which any evaluator may do."""
+"""A pool of evaluators as a collector: it collects generations of episodes, whose jobs any evaluator can do."""
 
 import math
 import time
@@ -28,7 +28,7 @@ from lightning_rl.types import Rollout, State, Tree, tree_leaves, tree_map, tree
 STATE = ("env_steps", "rows", "seed", "number", "mean_length")
 
 CALLS_PER_EVALUATOR = 2
-"""One that it answers, and one to go on with."""
+"""One call in progress, and one queued."""
 
 
 class Results(NamedTuple):
@@ -70,9 +70,9 @@ class EvaluatorPool:
         workers: the evaluators, see `evaluator.py`.
         actors: the number of evaluators, and where they are.
         settings, spaces: the size of generations, and the spaces of the algorithm.
-        seed: of all jobs, the same on all ranks.
+        seed: seed of all jobs, the same on all ranks.
         sigma: returns σ of the next generation.
-        random_collector: builds a collector that steps environments at random.
+        random_collector: builds a collector for random steps.
     """
 
     num_envs, n_steps, can_be_saved = 1, math.inf, True
@@ -92,7 +92,7 @@ class EvaluatorPool:
         self.seed, self.number = seed, 0
         self.env_steps = self.rows = 0
         self.mean_length = 0.0
-        """Of the last generation's episodes."""
+        """Mean length of the last generation's episodes."""
         self.lessons: Lessons = {}
         self.guard, self.generator, self.statistics = Guard(), Generator().manual_seed(0), EpisodeStatistics(1)
         self.watched_obs: list[Tree] = []
@@ -105,7 +105,7 @@ class EvaluatorPool:
             raise
 
     def collect(self) -> Results:
-        """Return the next generation, with the newest weights: rounds of equal size, until there are enough steps."""
+        """Return the next generation, with the newest weights: rounds of equal size until there are enough steps."""
         began, ratio = time.monotonic(), self.settings.max_length_ratio
         self.statistics.finished.clear()
         longest = max(1, round(ratio * self.mean_length)) if ratio is not None and self.mean_length else None
@@ -122,12 +122,12 @@ class EvaluatorPool:
         return Results(generation, returns, signs, lengths)
 
     def _round(self, generation: Generation, first: int) -> Tensor:
-        """Return the return, the signs and the length of each episode, `[n, 2, 3]`, in the order of the jobs, + before −."""
+        """Return the return, the sum of signs and the length of each episode, `[n, 2, 3]`, in the order of the jobs, + before −."""
         pairs, settings = self.settings.pairs, self.settings
         table, episodes, failed = torch.zeros(pairs, 2, 3, dtype=torch.float64), list[JobEpisode](), None
         try:
             episodes = self._evaluate(generation, range(first + settings.rank, first + pairs, settings.ranks))
-        except SettingError as error:  # which the other ranks must know, so that all stop
+        except SettingError as error:  # reported to the other ranks by NaN, so that all stop
             failed = error
             table.fill_(math.nan)
         for each in episodes:
@@ -145,9 +145,9 @@ class EvaluatorPool:
         return table
 
     def _evaluate(self, generation: Generation, jobs: Sequence[int]) -> list[JobEpisode]:
-        """Have jobs done; return all episodes, in the order of the jobs."""
+        """Distribute jobs to the evaluators; return all episodes in the order of the jobs."""
         share = self.settings.watched_share
-        watched = {job for job in jobs if math.ceil((job + 1) * share) > math.ceil(job * share)}  # the first one in any case
+        watched = {job for job in jobs if math.ceil((job + 1) * share) > math.ceil(job * share)}  # always includes the first job
         waiting, requested, episodes = deque(self._portions(jobs)), 0, list[JobEpisode]()
         idle = deque([*range(self.actors.num_actors)] * CALLS_PER_EVALUATOR)
         while waiting or requested:
@@ -162,9 +162,9 @@ class EvaluatorPool:
         return sorted(episodes, key=lambda each: (each.job, -each.sign))
 
     def _portions(self, jobs: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Yield the jobs of each call: all for a single local worker, else fewer and fewer, so that all workers finish together.
+        """Yield the jobs of each call: all for a single local worker, else decreasing numbers, so that all workers finish together.
 
-        Remote calls are short, as a worker that takes too long counts as frozen.
+        Remote calls are short, because a worker that takes too long counts as frozen.
         """
         workers, limit = self.actors.num_actors, len(jobs) if self.actors.backend == "in_process" else self.settings.num_envs
         while jobs:
@@ -173,7 +173,7 @@ class EvaluatorPool:
             jobs = jobs[size:]
 
     def rollout(self) -> Rollout:
-        """Return the observations of the watched episodes of the last generation, one after the other."""
+        """Return the concatenated observations of the watched episodes of the last generation."""
         watched = self.watched_obs or [allocate(self.space, 0)]
         obs = tree_to_torch(tree_map(lambda *leaves: np.concatenate(leaves)[:, None], *watched))
         rows = len(tree_leaves(obs)[0])
@@ -181,7 +181,7 @@ class EvaluatorPool:
         return Rollout(obs, (), (), none, none, none, flag, flag, ~flag, flag)
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
-        """Return observations of random steps, as `Collector.random_steps`."""
+        """Return observations of random steps, as `Collector.random_steps` does."""
         with closing(self.random_collector()) as collector:
             if self.lessons:
                 collector.set_lessons(self.lessons)
@@ -197,7 +197,7 @@ class EvaluatorPool:
         """Do nothing: between generations there are no current episodes."""
 
     def interrupt(self) -> None:
-        """Do nothing: the next generation takes the place of one that was not finished."""
+        """Do nothing: the next generation replaces an unfinished one."""
 
     def get_state(self) -> State:
         state: State = {name: getattr(self, name) for name in STATE}
@@ -209,7 +209,7 @@ class EvaluatorPool:
         self.statistics.set_state(state["statistics"])
 
     def metrics(self) -> dict[str, float]:
-        """Return means over the last 100 episodes, with perturbed weights, and metrics of the evaluators."""
+        """Return means over the last 100 episodes (with perturbed weights), and metrics of the evaluators."""
         restarts = {"env/actor_restarts": float(self.workers.restarts)} if self.workers.restarts else {}
         return {**self.statistics.metrics(), **restarts, "time/generation": self.seconds}
 

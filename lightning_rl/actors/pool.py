@@ -1,4 +1,4 @@
-"""A pool of actors in the place of a collector: rollouts of many, each with the weights that its actor had."""
+"""A pool of actors as a collector: it collects rollouts of many actors, each with its actor's weights."""
 
 import time
 from collections import deque
@@ -23,16 +23,16 @@ COUNTS = ("env_steps", "rows", "version", "dropped")
 
 
 class ActorPool:
-    """Collects batches of rollouts, side by side, from actors that act while one is learned from.
+    """Collects batches of rollouts, side by side, from actors that act while a batch is learned from.
 
     Log-probabilities are those of the policy that acted, values those of the current network.
 
     Args:
         workers: the actors, see `actor.py`.
-        network: learns, and its weights are published to the actors.
-        config: the number of actors, and how they keep in step with the learner.
-        n_steps, num_envs: T, of each rollout, and the environments of each actor.
-        precision: a context in which the network computes, the same as in its losses.
+        network: the learning network, whose weights are published to the actors.
+        config: the number of actors, and how they are synchronized with the learner.
+        n_steps, num_envs: T, the steps of each rollout, and the number of environments of each actor.
+        precision: context in which the network computes, the same as in its losses.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class ActorPool:
         self.workers, self.network, self.config, self.n_steps = workers, network, config, n_steps
         self.close = workers.close
         self.num_envs = num_envs * config.batch
-        """Of a batch."""
+        """Number of environments in a batch."""
         self.precision = precision
         self.guard = Guard()
         self.statistics = EpisodeStatistics(self.num_envs)
         self.env_steps = self.rows = self.version = self.dropped = 0
         self.waiting: deque[Answer] = deque()
-        """Rollouts that came while another answer was awaited."""
+        """Rollouts that arrived while another answer was awaited."""
         self.requested = 0
-        """Rollouts that were requested and have not come yet."""
+        """Number of requested rollouts that have not arrived yet."""
         self.env_restarts = [0] * config.num_actors
         self.notices: list[str] = []
         self.last_rollout: Any = ()
@@ -81,7 +81,7 @@ class ActorPool:
             return add_values(unroll, self.network, next(self.network.parameters()).device)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
-        """Yield, for a replay buffer, the steps that one actor made while the last ones were learned from, the first ones at random."""
+        """Yield the steps that one actor made while the last ones were learned from, the first `random_steps` with random actions."""
         began = self._begin()
         if not self.waiting and not self.requested:
             self._request(0, "play", random_steps)
@@ -92,7 +92,7 @@ class ActorPool:
         yield from answer.value.experience
 
     def _begin(self) -> float:
-        """Begin an iteration by publishing the network's weights; return when."""
+        """Begin an iteration by publishing the network's weights; return the time."""
         self.statistics.finished.clear()
         self.version += 1
         self.workers.publish(self.version)
@@ -100,10 +100,10 @@ class ActorPool:
 
     def _receive_in_order(self) -> list[Answer]:
         batch, actors = self.config.batch, self.config.num_actors
-        for k in range(self.version * batch, (self.version + 1) * batch):  # where a batch is smaller, all get their turn
+        for k in range(self.version * batch, (self.version + 1) * batch):  # with fewer rollouts than actors, all take turns
             self._request(k % actors, "act")
         answers = [self._receive(count=False) for _ in range(batch)]
-        answers.sort(key=lambda answer: answer.worker)  # those of one actor stay in their order
+        answers.sort(key=lambda answer: answer.worker)  # stable: answers of one actor stay in order
         for answer in answers:
             self._count(answer)
         return answers
@@ -128,7 +128,7 @@ class ActorPool:
         self.requested += 1
 
     def _receive(self, count: bool = True) -> Answer:
-        """Return the next rollout, which may have come while another answer was awaited."""
+        """Return the next rollout, which may have arrived while another answer was awaited."""
         if self.waiting:
             answer = self.waiting.popleft()
         else:
@@ -149,7 +149,7 @@ class ActorPool:
         self.env_restarts[answer.worker] = acted.restarts
 
     def _call_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda worker: ()) -> list[Any]:
-        """Return what a method of each actor returns."""
+        """Call a method of each actor; return the results."""
         for worker in range(self.config.num_actors):
             self.workers.call(worker, method, *arguments(worker))
         values: dict[int, Any] = {}
@@ -174,11 +174,11 @@ class ActorPool:
         }
 
     def rollout(self) -> Rollout:
-        """Return what the environments returned in the last batch, on the CPU."""
+        """Return the environments' results of the last batch, on the CPU."""
         return self.last_rollout
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
-        """Return observations of random steps, as `Collector.random_steps`, shared among the actors."""
+        """Return observations of random steps, as `Collector.random_steps` does, shared among the actors."""
         rows, end = [], self.env_steps + count
         while self.env_steps < end:
             if stop():
@@ -196,13 +196,13 @@ class ActorPool:
         self._call_all("restart_episodes")
 
     def interrupt(self) -> None:
-        """Abandon the episodes of all actors after an error, which may be that of an actor."""
+        """Abandon the episodes of all actors after an error, possibly of an actor."""
         self.interrupted = True
 
     def get_state(self) -> State:
-        """Return, between iterations, all that the next one depends on, including requested rollouts, which are awaited."""
+        """Return, between iterations, everything that the next one depends on, including requested rollouts, which are awaited."""
         state: State = {name: getattr(self, name) for name in COUNTS}
-        state |= {"statistics": self.statistics.get_state(), "episodes": None}  # which the actors have
+        state |= {"statistics": self.statistics.get_state(), "episodes": None}  # the actors have the episodes
         if self.interrupted:
             return {**state, "interrupted": True}
         while self.requested:
@@ -211,7 +211,7 @@ class ActorPool:
         return state | {"actors": self._call_all("get_state"), "waiting": [tuple(answer) for answer in self.waiting]}
 
     def set_state(self, state: State) -> str | None:
-        """Restore a state before the first iteration; return why the environments start new episodes instead, if they do."""
+        """Restore a state before the first iteration. Return None, or the reason why the environments start new episodes instead."""
         for name in COUNTS:
             setattr(self, name, state.get(name, 0))
         self.statistics.set_state(state["statistics"])

@@ -1,4 +1,4 @@
-"""Workers in processes on this machine, with weights and large answers in shared memory and everything else in pipes."""
+"""Workers in processes on this machine. Weights and large answers are in shared memory, everything else goes through pipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_rl.startup import RAN_THE_PROGRAM, UNGUARDED, leave_the_program
 
 
 def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe: Connection) -> None:
-    """Answer calls of a worker, until asked to end or until the other end of the pipe is gone."""
+    """Answer calls of a worker until the request None or until the other end of the pipe is closed."""
     remote = RemoteWorker(index, restarts, made_of)
     try:
         while (request := pipe.recv()) is not None:
@@ -32,7 +32,7 @@ def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe
             pipe.send((time.monotonic(), answer))
     except (EOFError, ConnectionError):
         pass
-    except Exception as error:  # an environment of others may raise anything
+    except Exception as error:  # user code may raise anything
         with suppress(OSError):  # another worker's error may have ended the run already
             pipe.send(remote.describe_error(error))
     finally:
@@ -41,7 +41,7 @@ def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe
 
 
 class ProcessWorkers(RemoteWorkers):
-    """Workers in a spawned process each. Raises `SettingError`: from `receive`: the program trains as it is imported."""
+    """Workers that each run in a spawned process. `receive` raises `SettingError`: the program starts training when it is imported."""
 
     def _open(self) -> None:
         leave_the_program()
@@ -49,7 +49,7 @@ class ProcessWorkers(RemoteWorkers):
         self.weights = SharedWeights(self.network)
         self.processes: dict[int, Child] = {}
         self.slots: list[list[Slot]] = [[] for _ in range(self.num)]
-        """Of each worker, those that no call uses."""
+        """Free slots of each worker."""
         self.is_full = False
         """Whether shared memory had no room for an answer."""
         close_at_exit(self)
@@ -65,7 +65,7 @@ class ProcessWorkers(RemoteWorkers):
 
     def _start(self, i: int, restarts: int, made_of: bytes) -> None:
         arguments = (i, restarts, made_of, self.weights)
-        self.processes[i] = Child(self.context, work, arguments, f"actor-{i}")  # no daemon, which could not have children
+        self.processes[i] = Child(self.context, work, arguments, f"actor-{i}")  # not a daemon, so that it can have children
 
     def _end(self, i: int) -> None:
         self.processes.pop(i).kill()
@@ -101,14 +101,14 @@ class ProcessWorkers(RemoteWorkers):
 
 ALIGNMENT = 64
 FOLDER = Path("/dev/shm")
-"""Where Linux has shared memory."""
+"""Linux's folder of shared memory."""
 
 
 class SharedWeights:
-    """The weights of a network in shared memory; processes that are given it as an argument share it.
+    """The weights of a network in shared memory, which processes share by getting this object as an argument.
 
-    There are two versions: one changes before the weights are written, the other after. A reader that finds them different, or changed
-    meanwhile, has read half-written weights, and reads again. Raises `SettingError`: there is no memory for it.
+    There are two version numbers: `begun` changes before the weights are written, `done` after. If a reader finds that they differ, it may
+    have read half-written weights, and reads again. Raises `SettingError`: shared memory is too small.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -141,7 +141,7 @@ class SharedWeights:
 
 
 class Packed(NamedTuple):
-    """A pickled answer, the sizes of its arrays, and the arrays themselves where they did not fit into shared memory."""
+    """A pickled answer, the sizes of its arrays, and the arrays themselves if they did not fit into shared memory."""
 
     pickled: bytes
     sizes: list[int]
@@ -149,7 +149,7 @@ class Packed(NamedTuple):
 
 
 def pack(value: Any, block: str | None) -> Packed:
-    """Pickle an answer, with its arrays in the shared memory of a name if there is room."""
+    """Pickle an answer, with its arrays in the named block of shared memory if there is room."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
@@ -175,12 +175,12 @@ class Slot:
         return None if self.block is None else self.block.name
 
     def resize(self, size: int) -> bool:
-        """Replace it by one of so many bytes, if there is memory for it; return whether there is."""
+        """Replace the block by one of this many bytes if there is memory for it; return whether there is."""
         self.close()
         if not _has_room(size):
             return False
         self.block = SharedMemory(create=True, size=size)
-        memory_of(self.block)[:size] = bytes(size)  # memory is only taken when written to, and would be promised to the next one too
+        memory_of(self.block)[:size] = bytes(size)  # memory is allocated only when written to, and could be promised twice
         return True
 
     def load(self, packed: Packed) -> Any:
@@ -198,13 +198,13 @@ class Slot:
         if self.block is not None:
             with suppress(FileNotFoundError):
                 self.block.unlink()
-            with suppress(BufferError):  # a view of it is still in use; the memory goes with it
+            with suppress(BufferError):  # a view is still in use, and releases the memory
                 self.block.close()
             self.block = None
 
 
 def room(sizes: list[int]) -> int:
-    """Return the bytes that arrays of these sizes take in shared memory."""
+    """Return the aligned size in bytes of arrays of these sizes in shared memory."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
@@ -215,5 +215,5 @@ def memory_of(block: SharedMemory) -> memoryview:
 
 
 def _has_room(size: int) -> bool:
-    """Return whether so many bytes can be written: writing where there is no room would kill the process."""
+    """Return whether this many bytes can be written; writing without free memory would kill the process."""
     return not FOLDER.exists() or shutil.disk_usage(FOLDER).free >= 2 * size

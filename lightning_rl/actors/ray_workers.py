@@ -1,4 +1,4 @@
-"""Workers that Ray places, on this machine or on many (https://docs.ray.io)."""
+"""Workers placed by Ray, on this machine or on many (https://docs.ray.io)."""
 
 import io
 import logging
@@ -22,13 +22,13 @@ from lightning_rl.types import tree_to_numpy, tree_to_torch
 
 
 class RayWorker:
-    """A worker where Ray placed it. Arguments as `RemoteWorker`."""
+    """A worker in a Ray actor. Arguments as in `RemoteWorker`."""
 
     def __init__(self, index: int, restarts: int, made_of: bytes) -> None:
         self.remote, self.version = RemoteWorker(index, restarts, made_of), -1
 
     def answer(self, version: int, weights: dict[str, np.ndarray], method: str, arguments: bytes) -> Answer | WorkerError:
-        """Answer a call with published weights; the value is pickled, or its arrays would be read-only."""
+        """Answer a call with the published weights; the value is pickled, because its arrays would otherwise be read-only."""
 
         def update_weights(network: nn.Module) -> int:
             if version != self.version:
@@ -39,12 +39,12 @@ class RayWorker:
         try:
             answer = self.remote.answer(update_weights, method, pickle.loads(arguments))
             return answer._replace(value=pickle.dumps(answer.value, 5))
-        except Exception as error:  # an environment of others may raise anything
+        except Exception as error:  # user code may raise anything
             return self.remote.describe_error(error)
 
 
 class RayWorkers(RemoteWorkers):
-    """Workers that are Ray's actors. Arguments as `RemoteWorkers`, and the address of a cluster (default: a local one of their own).
+    """Workers in Ray actors. Arguments as in `RemoteWorkers`, and the address of a cluster (default: start a local one).
 
     Raises `SettingError`: Ray is not installed, or there is no cluster at the address.
     """
@@ -69,7 +69,7 @@ class RayWorkers(RemoteWorkers):
         self.ray, self.has_started_ray = ray, not ray.is_initialized()
         if self.has_started_ray:
             join_cluster(ray, self.num, self.address, "actors.address")
-        everywhere = {"scheduling_strategy": "SPREAD", "num_cpus": 0.01}  # Ray does not spread actors that ask for nothing
+        everywhere = {"scheduling_strategy": "SPREAD", "num_cpus": 0.01}  # Ray does not spread actors that request no CPU
         self.actor_class = ray.remote(RayWorker).options(**everywhere)
         self.workers: dict[int, Any] = {}
         self.publish(0)
@@ -113,8 +113,8 @@ def join_cluster(ray: Any, cpus: int, address: str | None, setting: str) -> None
     Args:
         ray: the package, which is optional.
         cpus: cores of a cluster on this machine.
-        address: of a cluster that runs; None starts one.
-        setting: what sets the address, for the error.
+        address: address of a running cluster; None starts one.
+        setting: name of the setting of the address, for the error.
 
     Raises:
         SettingError: there is no cluster at the address.
@@ -124,10 +124,10 @@ def join_cluster(ray: Any, cpus: int, address: str | None, setting: str) -> None
     try:
         host, _, port = (address or "").removeprefix("ray://").rpartition(":")
         if host and "/" not in host and port.isdecimal():
-            socket.create_connection((host, int(port)), 10.0).close()  # Ray itself would try for a long time
-        with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised; at SIGTERM it would dump its stack
+            socket.create_connection((host, int(port)), 10.0).close()  # fail early: Ray itself would retry for a long time
+        with redirect_stderr(io.StringIO()), restoring_signal_handlers():  # errors are raised; at SIGTERM Ray would dump its stack
             ray.init(**cluster, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except SystemExit as error:  # Ray's answer to a SIGTERM while it begins
+    except SystemExit as error:  # raised by Ray at a SIGTERM during startup
         os.kill(os.getpid(), signal.SIGTERM)
         raise RunStoppedError from error
     except (OSError, ValueError, RuntimeError) as error:

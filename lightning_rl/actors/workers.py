@@ -1,4 +1,4 @@
-"""Calls of objects that work elsewhere: one interface, and workers in this process, its threads, or outside of it."""
+"""Asynchronous calls of workers: one interface for workers in this process, in its threads, or outside of it."""
 
 import pickle
 import time
@@ -30,11 +30,11 @@ class Worker(Protocol):
 
 
 Build = Callable[[int, int, nn.Module], Worker]
-"""Makes a worker from its index, how often it was restarted, and its network."""
+"""Builds a worker from its index, the number of its restarts, and its network."""
 
 
 class Answer(NamedTuple):
-    """What a method of a worker returned, the version of the weights that it had, and the seconds it took."""
+    """The value returned by a method of a worker, the version of the worker's weights, and the seconds that the call took."""
 
     worker: int
     method: str
@@ -44,9 +44,9 @@ class Answer(NamedTuple):
 
 
 class Workers(ABC):
-    """Some workers. The caller of `receive` owns what it gets.
+    """Interface of a set of workers. The caller of `receive` owns the returned value.
 
-    restarts: how often one was restarted.  notices: a line for each time; whoever prints them clears the list.
+    restarts: total number of restarts.  notices: a line for each restart; the caller that prints them clears the list.
     """
 
     def __init__(self, num: int, network: nn.Module) -> None:
@@ -55,13 +55,13 @@ class Workers(ABC):
 
     @abstractmethod
     def publish(self, version: int) -> None:
-        """Let calls that begin from now on use the network's current weights, under a number."""
+        """Let calls that begin from now on use the network's current weights, with this version number."""
 
     @abstractmethod
     def call(self, worker: int, method: str, *arguments: Any) -> None:
-        """Call a method; each call is answered once, those of one worker in their order.
+        """Call a method. Each call is answered once; calls of one worker are answered in order.
 
-        Large arguments only where the worker owes no other answer: both sides would wait for room in their pipe.
+        Pass large arguments only to a worker that owes no other answer: otherwise both sides could wait for space in their pipe.
         """
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Workers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End all workers, in whatever state they are."""
+        """End all workers, whatever their state."""
 
 
 def make_answer(index: int, worker: Worker, version: int, method: str, arguments: tuple[Any, ...]) -> Answer:
@@ -84,14 +84,14 @@ def make_answer(index: int, worker: Worker, version: int, method: str, arguments
 
 
 def close_all(workers: Iterable[Worker]) -> None:
-    """Close all workers, also where the `close` of one raises."""
+    """Close all workers, even if the `close` of one raises."""
     with ExitStack() as stack:
         for worker in workers:
             stack.callback(worker.close)
 
 
 class LocalWorkers(Workers):
-    """Workers in this process that work when an answer is awaited. They share the network, so they always have its newest weights."""
+    """Workers in this process that run when an answer is awaited. They share the network, so they always have its newest weights."""
 
     def __init__(self, build: Build, num: int, network: nn.Module) -> None:
         super().__init__(num, network)
@@ -123,8 +123,8 @@ class LocalWorkers(Workers):
 
 
 class ThreadWorkers(Workers):
-    """Workers in a thread each, with a copy of the network each. A call uses the weights of when it was made, so that its result does not
-    depend on when its thread begins."""
+    """Workers that each run in a thread with a copy of the network. A call uses the weights at the time of the call, so that its result
+    does not depend on when the thread starts it."""
 
     def __init__(self, build: Build, num: int, network: nn.Module) -> None:
         super().__init__(num, network)
@@ -139,7 +139,7 @@ class ThreadWorkers(Workers):
             raise
         self.answers: list[deque[Future[Answer]]] = [deque() for _ in range(num)]
         self.done: SimpleQueue[int] = SimpleQueue()
-        """The workers of finished calls, in the order in which they finished."""
+        """Workers of finished calls, in the order of completion."""
         self.publish(0)
 
     def publish(self, version: int) -> None:
@@ -165,18 +165,18 @@ class ThreadWorkers(Workers):
     @torch.no_grad()
     def _answer(self, worker: int, version: int, weights: dict[str, Tensor], method: str, arguments: tuple[Any, ...]) -> Answer:
         for name, tensor in self.copies[worker].state_dict().items():
-            tensor.copy_(weights[name])  # in place, where actors have views of it
+            tensor.copy_(weights[name])  # in place, as actors may have views of it
         return make_answer(worker, self.workers[worker], version, method, arguments)
 
 
 def inference_copy(network: nn.Module) -> nn.Module:
-    """Return a network for a worker, on the CPU, without gradients."""
+    """Return a copy of a network for a worker, on the CPU, without gradients."""
     return deepcopy(network).cpu().requires_grad_(False)
 
 
 @dataclass
 class Call:
-    """A call of a remote worker without an answer; `handle` is what its backend finds the answer by."""
+    """A pending call of a remote worker; the backend finds the answer by `handle`."""
 
     method: str
     arguments: tuple[Any, ...]
@@ -188,11 +188,11 @@ class RemoteWorkers(Workers):
     """Workers outside this process. One that dies or freezes is restarted, and its calls are repeated.
 
     Args:
-        build: makes a worker where it runs.
+        build: builds a worker where it runs.
         num: number of workers.
-        network: whose weights are published; each worker begins with a copy.
+        network: network whose weights are published; each worker begins with a copy.
         timeout: seconds after which a worker that does not answer is restarted.
-        max_restarts: how often each may be restarted in an hour.
+        max_restarts: maximum number of restarts of each worker per hour.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class RemoteWorkers(Workers):
         return len(self.ready)
 
     def _read(self, busy: list[int], seconds: float) -> bool:
-        """Wait for workers that owe answers, and read one of each that has some. Return whether there were any."""
+        """Wait for busy workers, and read one answer of each that has one. Return whether there were any."""
         workers = self._wait(busy, seconds)
         for i in workers:
             found = self._answer(i, self.calls[i][0])
@@ -270,7 +270,7 @@ class RemoteWorkers(Workers):
 
     @abstractmethod
     def _end(self, i: int) -> None:
-        """End a worker at once."""
+        """Kill a worker."""
 
     @abstractmethod
     def _send(self, i: int, call: Call) -> None:
@@ -278,15 +278,15 @@ class RemoteWorkers(Workers):
 
     @abstractmethod
     def _wait(self, busy: list[int], seconds: float) -> list[int]:
-        """Return those of some workers that have an answer to their first call, or are gone; wait until there is one."""
+        """Wait until any busy worker has an answer to its first call or has died; return all such workers."""
 
     @abstractmethod
     def _answer(self, i: int, call: Call) -> tuple[float, Answer] | WorkerError | str:
-        """Return the answer to a worker's first call, with its place in the order of answers; what it raised; or how it was lost."""
+        """Return the answer to a worker's first call, with its time; or the error that it raised; or the reason why the worker was lost."""
 
 
 class RemoteWorker:
-    """The far side of a remote worker: builds it at its first call, and gives its network the newest weights before each.
+    """The remote side of a worker: builds it at the first call, and updates its network's weights before each call.
 
     `made_of`: its `Build` and its network, pickled.
     """
@@ -298,14 +298,14 @@ class RemoteWorker:
         self.worker: Worker | None = None
 
     def answer(self, update_weights: Callable[[nn.Module], int], method: str, arguments: tuple[Any, ...]) -> Answer:
-        """Call a method; `update_weights` brings the network up to date and returns the version."""
-        if self.worker is None:  # which takes seconds; weights are read after it
+        """Call a method; `update_weights` updates the network and returns the version."""
+        if self.worker is None:  # building takes seconds; weights are read afterwards
             build, self.network = pickle.loads(self.made_of)
             self.worker = build(self.index, self.restarts, self.network)
         return make_answer(self.index, self.worker, update_weights(self.network), method, arguments)
 
     def describe_error(self, error: Exception) -> WorkerError:
-        """Return what is raised where the answer is awaited, with the traceback of what was raised here."""
+        """Return the error to raise where the answer is awaited, with the traceback of the original error."""
         described = WorkerError(f"actor {self.index} raised {error_line(error)}")
         described.add_note(traceback.format_exc())
         return described
