@@ -1,1 +1,1 @@
-"""Episodes of others to learn from, as Minari datasets: recording, saving and loading them."""
+"""Demonstrations as Minari datasets: recording, saving and loading."""

@@ -1,7 +1,8 @@
-"""Demonstrations from Minari datasets (minari.farama.org), every number as it was recorded.
+"""Load demonstrations from Minari datasets (minari.farama.org), with all values exactly as recorded.
 
-Files are read here and not by Minari, which builds the environment that a dataset names where its spaces are missing, makes spaces and
-arrays as large as the file declares, and follows links to other files. Nothing in a dataset is run, and no package is imported for it.
+Files are read here and not by Minari, because Minari builds the environment named in a dataset if its spaces are missing, allocates spaces
+and arrays as large as the file declares, and follows links to other files. Here nothing in a dataset is executed, and no package is
+imported for it.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
     from h5py import Group
 
 LIBRARY_ERRORS = (OSError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, MemoryError)
-"""What libraries raise for a damaged file."""
+"""Errors that libraries raise for a damaged file."""
 
 
 class Demonstration(NamedTuple):
     """One episode of T steps.
 
-    obs: `[T + 1, ...]` and action: `[T, ...]`, trees of arrays in the environment's own form, obs without the key `action_mask`.
+    obs: `[T + 1, ...]` and action: `[T, ...]`, trees of arrays in the environment's own format, obs without the key `action_mask`.
     reward, terminated, truncated: `[T]`.
-    action_mask: bool `[T + 1, M]`, of the choices at obs; () if the environment rules out nothing.
+    action_mask: bool `[T + 1, M]`, of the choices at obs; () without masks.
     """
 
     obs: Tree
@@ -46,14 +47,14 @@ class Demonstration(NamedTuple):
 
 
 def load_demonstrations(dataset: str, spaces: Spaces) -> list[Demonstration]:
-    """Load the episodes of a Minari dataset. One that neither terminated nor was truncated counts as truncated after its last step.
+    """Load the episodes of a Minari dataset. An episode that neither terminated nor was truncated counts as truncated after its last step.
 
     Args:
         dataset: its id, such as `cartpole/expert-v0`, or the path of its folder.
-        spaces: of the algorithm.
+        spaces: spaces of the algorithm.
 
     Raises:
-        SettingError: there is none, it is damaged or empty, or it has other spaces.
+        SettingError: the dataset does not exist, is damaged or empty, or has other spaces.
     """
     folder = data_folder(dataset)
     forms = empty_arrays(spaces.observation), empty_arrays(spaces.action)
@@ -65,7 +66,7 @@ def load_demonstrations(dataset: str, spaces: Spaces) -> list[Demonstration]:
         raise SettingError(f"dataset {shown(dataset)}: {error}") from error
     except LIBRARY_ERRORS as error:
         reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
-        raise SettingError(f"dataset {shown(dataset)} cannot be read ({reason}); it is damaged or no dataset of Minari") from error
+        raise SettingError(f"dataset {shown(dataset)} cannot be read ({reason}); it is damaged or not a Minari dataset") from error
 
 
 def summarize(demonstrations: Iterable[Demonstration]) -> str:
@@ -77,13 +78,13 @@ def summarize(demonstrations: Iterable[Demonstration]) -> str:
 
 
 def concatenate_steps(demonstrations: Iterable[Demonstration], from_env: Callable[[Tree], Tree]) -> tuple[Tree, Tree, np.ndarray]:
-    """Return observations, actions as a policy samples them, and whether they terminated the episode, of all steps together, `[M, ...]`."""
+    """Return the observations, the actions as a policy samples them, and the terminations of all steps, `[M, ...]`."""
     rows = [(tree_index(each.obs, slice(None, -1)), from_env(each.action), each.terminated) for each in demonstrations]
     return tree_map(lambda *leaves: np.concatenate(leaves), *rows)
 
 
 def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Any]]:
-    """Return all steps, in the form that `ReplayBuffer.extend` takes; the last one of each truncates it unless it terminated."""
+    """Return all steps in the format of `ReplayBuffer.extend`; the last step of an episode truncates it unless it terminated."""
     return [
         {
             "obs": tree_index(obs, t),
@@ -100,7 +101,7 @@ def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Any]]
 
 
 def empty_arrays(space: Space) -> Tree:
-    """Return arrays `[0, ...]` of the shapes and types of a space's members; raise `SettingError` for a space that cannot be in a file."""
+    """Return arrays `[0, ...]` with the shapes and dtypes of a space; raise `SettingError` for a space that files cannot store."""
     to_plain(space)
     form = create_empty_array(space, 0)
     check_keys(form)
@@ -108,7 +109,7 @@ def empty_arrays(space: Space) -> Tree:
 
 
 def check_keys(tree: Tree) -> None:
-    """Raise `SettingError` for keys of Dict spaces that an HDF5 file would take for something else."""
+    """Raise `SettingError` for keys of Dict spaces that have another meaning in HDF5 files."""
     for key, child in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else ():
         if isinstance(tree, dict) and (not isinstance(key, str) or "/" in key or key in ("", ".")):
             raise SettingError(f"the key {key!r} of a Dict space cannot be a name in a dataset; use letters")
@@ -116,7 +117,7 @@ def check_keys(tree: Tree) -> None:
 
 
 def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree, Tree], images: bool) -> Demonstration:
-    """Read one episode; raise `DamagedError` or `SettingError` if it is not in the spaces, or its masks cannot be used."""
+    """Read one episode; raise `DamagedError` or `SettingError` if it does not fit the spaces, or its masks are invalid."""
     name = f"episode_{number}"
     group = file.group(file.file, name)
     reward = file.vector(group, "rewards", "fiu")
@@ -127,7 +128,7 @@ def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree
     terminated, truncated = terminated.astype(bool), truncated.astype(bool)
     ended = terminated | truncated
     if ended[:-1].any():
-        raise DamagedError(f"{name} goes on after step {int(ended.argmax())}, which ended it")
+        raise DamagedError(f"{name} continues after step {int(ended.argmax())}, which ended it")
     truncated[-1] |= not ended[-1]
     obs = file.tree(group, "observations", forms[0], steps + 1, images)
     action = file.tree(group, "actions", forms[1], steps, images)
@@ -139,18 +140,18 @@ def read_episode(file: ArrayFile, number: int, spaces: Spaces, forms: tuple[Tree
 
 
 def read_masks(file: ArrayFile, group: Group, spaces: Spaces, terminated: np.ndarray) -> np.ndarray:
-    """Read the masks of an episode, from its infos or its observations; raise `SettingError` if one does not fit, or allows nothing."""
+    """Read the masks of an episode from its infos or its observations; raise `SettingError` if one does not fit or allows no action."""
     name = group.name[1:]
     place = next((place for place in ("infos", "observations") if f"{place}/{MASK}" in group), None)
     if place is None:
-        raise DamagedError(f"{name} has no action masks, and the algorithm's environment has")
+        raise DamagedError(f"{name} has no action masks, but the algorithm's environment has")
     array = file.array(file.group(group, place), MASK, len(terminated) + 1)
     masks = Masks(spaces.action, f"step {{}} of {name}", len(array))
     return masks.split((), {MASK: array}, over=np.append(np.zeros(len(terminated), dtype=bool), terminated[-1]))[1]
 
 
 def check_values(tree: Tree, bounds: Tree, name: str, floats: bool) -> None:
-    """Raise `DamagedError` for non-finite values, for integers out of bounds `[2, ...]`, and with `floats` for such floats too."""
+    """Raise `DamagedError` for NaN and infinite values, and for integers (with `floats` also floats) out of bounds `[2, ...]`."""
     if isinstance(tree, dict | tuple):
         for key in tree if isinstance(tree, dict) else range(len(tree)):
             check_values(tree[key], bounds[key], f"{name}.{key}", floats)

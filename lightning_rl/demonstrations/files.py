@@ -1,4 +1,4 @@
-"""Minari datasets on disk: folders, metadata, and a reader that trusts no file."""
+"""Minari datasets on disk: folders, metadata, and a reader for untrusted files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 METADATA = "metadata.json"
 MAX_METADATA_BYTES = 1 << 24
-"""The bounds of an image of 640 x 480 take 9 million."""
+"""For comparison, the bounds of an image of 640 x 480 take 9 million bytes."""
 
 
 class DamagedError(ValueError):
@@ -32,7 +32,7 @@ class DamagedError(ValueError):
 
 
 def require_minari() -> ModuleType:
-    """Return the package; raise `SettingError` if it or what it needs to read files is not installed."""
+    """Return the package; raise `SettingError` if it or a package it needs to read files is not installed."""
     try:
         import h5py  # noqa: F401
         import minari
@@ -43,12 +43,12 @@ def require_minari() -> ModuleType:
 
 
 def dataset_id(name: str) -> str:
-    """Return a dataset's id as Minari writes it; `cartpole/v0` is short for `cartpole-v0`. Raise `SettingError` for another name."""
+    """Return a dataset's id in Minari's format; `cartpole/v0` is short for `cartpole-v0`. Raise `SettingError` for an invalid name."""
     minari = require_minari()
     try:
         full = re.sub(r"/v(\d+)$", r"-v\1", name)
         minari.dataset.minari_dataset.parse_dataset_id(full)
-    except (ValueError, TypeError) as error:  # TypeError: no version, or not a text
+    except (ValueError, TypeError) as error:  # TypeError: no version, or not a string
         raise SettingError(
             f"dataset {shown(name)} is not a valid name for Minari: letters, digits, - and _ (two or more before a /), "
             "such as cartpole-v0 or cartpole/expert-v0"
@@ -57,7 +57,7 @@ def dataset_id(name: str) -> str:
 
 
 def datasets_folder() -> Path:
-    """Return `MINARI_DATASETS_PATH`, or Minari's folder in the home folder; raise `SettingError` if it cannot be made."""
+    """Return `MINARI_DATASETS_PATH`, or Minari's folder in the home folder; raise `SettingError` if it cannot be created."""
     try:
         return require_minari().storage.get_dataset_path()
     except OSError as error:
@@ -65,11 +65,11 @@ def datasets_folder() -> Path:
 
 
 def data_folder(dataset: str) -> Path:
-    """Return the folder with the files of a dataset: one of Minari's, by its id, or any, by its path. Raise `SettingError` if missing."""
+    """Return the folder with the files of a dataset, given by its id in Minari or by path; raise `SettingError` if there is none."""
     root = datasets_folder()
     for place in (root / re.sub(r"/v(\d+)$", r"-v\1", dataset), Path(dataset)):
         for folder in (place / "data", place):
-            if os.path.isfile(folder / METADATA):  # False for names that no file can have
+            if os.path.isfile(folder / METADATA):  # False for invalid file names
                 return folder
     known = [path.parent.parent.relative_to(root).as_posix() for path in root.glob(f"**/data/{METADATA}")]
     way_out = closest(dataset, known) or "; lightning-rl collect makes one"
@@ -77,7 +77,7 @@ def data_folder(dataset: str) -> Path:
 
 
 def new_folder(name: str, force: bool) -> Path:
-    """Return the folder for a new dataset; raise `SettingError` if there is one already, and not `force`, or something else."""
+    """Return the folder for a new dataset; raise `SettingError` if it exists without `force`, or holds anything else than a dataset."""
     folder = datasets_folder() / name
     if folder.exists() and not force:
         way_out = "choose another name, or replace it: --force, in Python force=True"
@@ -88,9 +88,9 @@ def new_folder(name: str, force: bool) -> Path:
 
 
 def read_metadata(folder: Path, spaces: Spaces) -> tuple[int, bool]:
-    """Return how many episodes there are, and whether images are stored as JPEG files.
+    """Return the number of episodes, and whether images are stored as JPEG files.
 
-    Spaces are compared as they are written down, and not built. Raises `DamagedError` if they are not those of the algorithm.
+    Spaces are compared in their serialized form, without building them. Raises `DamagedError` if they differ from the algorithm's.
     """
     minari, path = require_minari(), folder / METADATA
     if path.stat().st_size > MAX_METADATA_BYTES:
@@ -106,7 +106,7 @@ def read_metadata(folder: Path, spaces: Spaces) -> tuple[int, bool]:
             raise DamagedError(f"it has no {kind}_space")
         there = json.loads(metadata[f"{kind}_space"])
         if kind == "observation" and there["type"] == "Dict":
-            there["subspaces"].pop(MASK, None)  # which networks do not see
+            there["subspaces"].pop(MASK, None)  # networks do not observe it
         for difference in differences(there, json.loads(minari.serialization.serialize_space(space)), kind):
             raise DamagedError(difference)
     episodes = metadata["total_episodes"]
@@ -116,7 +116,7 @@ def read_metadata(folder: Path, spaces: Spaces) -> tuple[int, bool]:
 
 
 def differences(there: Any, here: Any, name: str) -> Iterator[str]:
-    """Describe how a space of a dataset differs from the algorithm's, both as Minari writes them; nothing where they are the same."""
+    """Describe how a space of a dataset differs from the algorithm's, both serialized by Minari; yield nothing if they are equal."""
     if there["type"] != here["type"]:
         yield f"{name} is {_short(there['type'])} in the dataset and {here['type']} in the algorithm"
     elif "subspaces" in here:
@@ -143,9 +143,9 @@ def _short(value: object) -> str:
 
 
 class ArrayFile:
-    """An HDF5 file, open for reading. Arrays are numbers in the file itself, and all that is read is no larger than the file.
+    """An HDF5 file, open for reading. Arrays are numbers stored in the file itself; in total no more is read than the file's size.
 
-    All methods raise `DamagedError` for something missing, of another form, linked to another place, or too large.
+    All methods raise `DamagedError` for data that are missing, of another shape or type, a link, or too large.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,18 +163,18 @@ class ArrayFile:
         return self._child(parent, name, self.h5py.Group, "group")
 
     def array(self, parent: Group, name: str, rows: int) -> np.ndarray:
-        """Return numbers `[rows, ...]` of any type and shape."""
+        """Return numbers `[rows, ...]` of any dtype and shape."""
         return self._read(self._array(parent, name, rows))
 
     def vector(self, parent: Group, name: str, kinds: str, rows: int | None = None) -> np.ndarray:
-        """Return numbers `[rows]`, at least one, of one of some kinds of types, in the byte order of this machine."""
+        """Return at least one number `[rows]`, with a dtype of these kinds, in the byte order of this machine."""
         node = self._array(parent, name, rows)
         if node.ndim != 1 or not len(node) or node.dtype.kind not in kinds or not np.can_cast(node.dtype, np.float64):
             raise DamagedError(f"{_place(node)} has shape {node.shape} and type {node.dtype}, not a number a step")
         return self._read(node).astype(node.dtype.newbyteorder("="), copy=False)
 
     def tree(self, parent: Group, name: str, form: Tree, rows: int, images: bool) -> Tree:
-        """Return a tree of arrays `[rows, ...]` of the shapes and types of `form`; with `images`, bytes may be JPEG files, one a row."""
+        """Return a tree of arrays `[rows, ...]` with the shapes and dtypes of `form`; with `images`, bytes may be one JPEG file per row."""
         if isinstance(form, dict):
             group = self.group(parent, name)
             return {key: self.tree(group, key, child, rows, images) for key, child in form.items()}
@@ -228,7 +228,7 @@ class ArrayFile:
                     raise TypeError(f"{file.dtype} instead of bytes")
                 image = Image.open(BytesIO(file.tobytes()), formats=["JPEG"])
                 pixels = np.asarray(image) if image.size == shape[1::-1] else np.empty(0)
-            except Exception as error:  # what decoders meet in bytes that are no image
+            except Exception as error:  # decoders may raise anything on invalid bytes
                 raise DamagedError(f"{_place(node)} holds no images") from error
             if pixels.shape != shape:
                 raise DamagedError(f"{_place(node)} holds images of another size than its space, {shape}")

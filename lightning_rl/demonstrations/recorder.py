@@ -22,27 +22,27 @@ from lightning_rl.types import Tree, tree_map, tree_stack
 def save_demonstrations(
     dataset: str, demonstrations: Sequence[Demonstration], env: gym.Env, *, algorithm: str | None = None, force: bool = False
 ) -> Path:
-    """Save episodes as a Minari dataset; numbers are kept as they are, images too. Masks are among the infos, flat.
+    """Save episodes as a Minari dataset. All values are stored exactly, including images. Masks are stored flat in the infos.
 
     Args:
         dataset: its id, such as `cartpole/expert-v0`.
         demonstrations: the episodes.
-        env: what they were played in; the dataset holds its spaces, and how it was made where that can be written down.
-        algorithm: who played.
-        force: replace a dataset of that id.
+        env: the environment of the episodes; the dataset stores its spaces, and its spec if that can be serialized.
+        algorithm: the algorithm that played.
+        force: replace an existing dataset with this id.
 
     Returns:
         Its folder.
 
     Raises:
-        SettingError: the id is not valid or is taken, or there are no episodes.
-        SaveError: the disk is full, the folder cannot be written to, …; nothing is changed.
+        SettingError: the id is invalid or taken, or there are no episodes.
+        SaveError: the disk is full, the folder is not writable, …; nothing is changed.
     """
     name = dataset_id(dataset)
     folder = new_folder(name, force)
     if not demonstrations:
         raise SettingError(f"there are no episodes to save as dataset {name!r}")
-    try:  # in a hidden folder first, so that nobody sees a dataset that is not complete
+    try:  # first in a hidden folder, so that incomplete datasets are never visible
         with TemporaryDirectory(prefix=".new-", dir=datasets_folder(), ignore_cleanup_errors=True) as place:
             _write(Path(place) / "new", name, demonstrations, env, algorithm)
             _move(Path(place), name, folder)
@@ -53,7 +53,7 @@ def save_demonstrations(
 
 
 def _write(folder: Path, name: str, demonstrations: Sequence[Demonstration], env: gym.Env, algorithm: str | None) -> None:
-    """Write a dataset into a new folder, with the classes below `minari.create_dataset_from_buffers`, which takes no folder."""
+    """Write a dataset into a new folder, with the classes behind `minari.create_dataset_from_buffers`, which accepts no folder."""
     minari, spaces = require_minari(), as_spaces(env.observation_space, env.action_space)
     folder.mkdir()
     storage = minari.dataset.minari_storage.MinariStorage.new(
@@ -62,7 +62,7 @@ def _write(folder: Path, name: str, demonstrations: Sequence[Demonstration], env
         spaces.action,
         env.spec if _can_be_written(env) else None,
         "hdf5",
-        jpeg_encoding=False,  # which loses
+        jpeg_encoding=False,  # it is lossy
     )
     description = f"Recorded by lightning_rl in {type(env.unwrapped).__name__ if env.spec is None else env.spec.id}."
     metadata = {"dataset_id": name, "minari_version": minari.__version__, "description": description}
@@ -81,7 +81,7 @@ def _write(folder: Path, name: str, demonstrations: Sequence[Demonstration], env
 
 
 def _can_be_written(env: gym.Env) -> bool:
-    """Return whether gymnasium can write down how an environment was made."""
+    """Return whether gymnasium can serialize an environment's spec."""
     try:
         return env.spec is not None and bool(env.spec.to_json())
     except (TypeError, ValueError):  # functions and objects among its arguments
@@ -100,18 +100,18 @@ def _move(place: Path, name: str, folder: Path) -> None:
         os.replace(folder, replaced)
     try:
         os.replace(place / "new", folder)
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # including Ctrl-C
         if replaced.exists():
             os.replace(replaced, folder)
         raise
 
 
 class RecordEpisodes(gym.Wrapper):
-    """Keeps what is played, episode by episode, to save it as a Minari dataset: by a script, a person or a policy.
+    """Records episodes played by a script, a person or a policy, to save them as a Minari dataset.
 
-    An episode that a reset cuts off is kept as truncated there. Actions are made members of the action space before the environment gets
-    them (a list becomes an array, float64 float32), so that what it gets is what is recorded; observations are kept in the types of their
-    space.
+    An episode that is interrupted by a reset counts as truncated there. Actions are converted to members of the action space before the
+    environment gets them (a list to an array, float64 to float32), so that the recorded actions are those it got. Observations are recorded
+    in the dtypes of their space.
 
     A method `action_masks` is used (see `envs/masks.py`). Raises `SettingError` for spaces that cannot be recorded.
     """
@@ -122,7 +122,7 @@ class RecordEpisodes(gym.Wrapper):
         self.forms = empty_arrays(self.spaces.observation), empty_arrays(self.spaces.action)
         self.name = type(env.unwrapped).__name__ if env.spec is None else env.spec.id
         self.demonstrations: list[Demonstration] = []
-        """The episodes so far, without the current one."""
+        """Recorded episodes, without the current one."""
         self.observed: list[tuple[Tree, Tree]] = []
         self.steps: list[tuple[Tree, float, bool, bool]] = []
 
@@ -146,13 +146,13 @@ class RecordEpisodes(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
     def cut(self) -> None:
-        """Keep the current episode as truncated, if there is one and it has a step."""
+        """Record the current episode as truncated, if it has at least one step."""
         if self.steps:
             self.steps[-1] = (*self.steps[-1][:3], True)
             self._keep()
 
     def save(self, dataset: str, force: bool = False) -> Path:
-        """Save all episodes, also the current one, and return their folder, see `save_demonstrations`."""
+        """Save all episodes, including the current one, and return their folder; see `save_demonstrations`."""
         self.cut()
         return save_demonstrations(dataset, self.demonstrations, self.env, force=force)
 
@@ -168,7 +168,7 @@ class RecordEpisodes(gym.Wrapper):
         try:
             return tree_map(as_member, self.forms[0], obs), mask
         except (ValueError, TypeError) as error:
-            raise SettingError(f"{self.name} observes what is not in its space {short(self.spaces.observation)}: {error}") from error
+            raise SettingError(f"{self.name} returned an observation outside {short(self.spaces.observation)}: {error}") from error
 
     def _read_action(self, action: Tree) -> Tree:
         try:
@@ -182,9 +182,9 @@ class RecordEpisodes(gym.Wrapper):
 
 
 def as_member(form: np.ndarray, value: Any) -> np.ndarray | np.generic:
-    """Return a copy of a value in the type of arrays `[0, ...]`; raise `ValueError` for another shape, or if it is not the same integer.
+    """Return a copy of a value with the dtype of an array `[0, ...]`; raise `ValueError` for another shape or a changed integer.
 
-    A choice becomes a number, which environments look up in their tables.
+    A discrete action becomes a scalar, which environments use as an index.
     """
     given = np.asarray(value)
     member = given.astype(form.dtype)
@@ -196,7 +196,7 @@ def as_member(form: np.ndarray, value: Any) -> np.ndarray | np.generic:
 
 
 def interleave_episodes(recorders: Iterable[RecordEpisodes]) -> list[Demonstration]:
-    """Return the episodes of environments that play in turn: the first of each, the second of each, …"""
+    """Return the episodes of several environments interleaved: the first of each, the second of each, …"""
     rows = zip_longest(*(recorder.demonstrations for recorder in recorders))
     return [each for each in chain.from_iterable(rows) if each is not None]
 
@@ -205,9 +205,9 @@ def record_1d(n_demos: int = 100, seed: int = 0, **settings: Any) -> RecordEpiso
     """Play the best action in `lightning_rl/Simple1D-v0`, straight to the goal: `record_1d().save("simple1d/expert-v0")`.
 
     Args:
-        n_demos: how many steps to record; the last of them truncates its episode.
-        seed: of the goals.
-        settings: of `Simple1D`, such as `action=[1, 2]` or `num_visual=1`.
+        n_demos: number of steps to record; the last step truncates its episode.
+        seed: seed of the goals.
+        settings: arguments of `Simple1D`, such as `action=[1, 2]` or `num_visual=1`.
     """
     check_range("n_demos", n_demos, 1, whole=True)
     env = RecordEpisodes(gym.make("lightning_rl/Simple1D-v0", **settings))
@@ -221,6 +221,6 @@ def record_1d(n_demos: int = 100, seed: int = 0, **settings: Any) -> RecordEpiso
 
 
 def best_action(env: RecordEpisodes) -> Tree:
-    """Go as far to the goal as an action can: to the goal itself in every dimension, to its side in every branch."""
+    """Return the action that goes straight to the goal: the goal itself in every dimension, its side in every branch."""
     goal = env.get_wrapper_attr("goal")
     return tree_map(lambda form: np.full(form.shape[1:], goal if form.dtype.kind == "f" else goal > 0, form.dtype), env.forms[1])

@@ -273,7 +273,7 @@ CASES: dict[str, tuple[Callable[[Path, Path], None], tuple[str, ...]]] = {
     "choice there is not": (number("actions/choice", 4), ("action.choice is 4 at step 2, not a number from 1 to 3",)),
     "choice before the first": (number("actions/choice", 0), ("action.choice is 0 at step 2, not a number from 1 to 3",)),
     "observed choice there is not": (number("observations/body/mode", -1), ("observation.body.mode is -1 at step 2",)),
-    "goes on": (number("terminations", True), ("episode_1 goes on after step 2, which ended it",)),
+    "goes on": (number("terminations", True), ("episode_1 continues after step 2, which ended it",)),
     # ---- means harm
     "huge metadata": (metadata(description="x" * (1 << 24)), ("metadata.json is larger than 16,777,216 bytes",)),
     "deep metadata": (deep, ("cannot be read", "RecursionError")),

@@ -69,7 +69,7 @@ def test_a_missing_dataset_is_refused_with_the_nearest_name(dataset, name, messa
 
 
 def test_an_algorithm_with_masks_needs_a_dataset_with_masks(dataset):
-    with pytest.raises(SettingError, match="episode_0 has no action masks, and the algorithm's environment has"):
+    with pytest.raises(SettingError, match="episode_0 has no action masks, but the algorithm's environment has"):
         load_demonstrations("bad-v0", SPACES._replace(masked=True))
 
 

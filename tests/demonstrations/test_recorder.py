@@ -124,7 +124,7 @@ def test_an_observation_that_is_not_in_its_space_is_refused():
     env = Drawn(Box(-1, 1, (2,)), Discrete(2))
     recorder = RecordEpisodes(env)
     env.observation_space = Box(-1, 1, (3,))
-    with pytest.raises(SettingError, match=r"Drawn observes what is not in its space Box\(2,\): shape \(3,\) instead of \(2,\)"):
+    with pytest.raises(SettingError, match=r"Drawn returned an observation outside Box\(2,\): shape \(3,\) instead of \(2,\)"):
         recorder.reset()
 
 
