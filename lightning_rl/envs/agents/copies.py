@@ -240,9 +240,9 @@ class ParallelAgents(AgentsEnv):
 
     def _step(self, actions: Mapping[str, Any]) -> None:
         obs, rewards, terminated, truncated, info = self._read("step", self.env.step(dict(actions)), FROM_STEP)
-        for what, told in (("observation", obs), ("reward", rewards), ("termination", terminated), ("truncation", truncated)):
-            self._check_told("step", what, told, self.moved)
-        self._check_told("step", "observation", obs, self.env.agents)
+        for what, values in (("observation", obs), ("reward", rewards), ("termination", terminated), ("truncation", truncated)):
+            self._check_complete("step", what, values, self.moved)
+        self._check_complete("step", "observation", obs, self.env.agents)
         self._check_ends(self.moved, terminated, truncated)
         self.info = info
         self.rewards = {agent: rewards[agent] for agent in self.moved}
