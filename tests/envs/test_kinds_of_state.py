@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -206,6 +207,20 @@ class WithPhase(Paid):
         return self.total
 
 
+class WithPartial(Paid):
+    """The argument of a function changes, which has a name; the trial ends before it does."""
+
+    def begin(self):
+        self.worth = partial(int, "10", base=2)
+
+    def move(self):
+        if self.t == 19:
+            self.worth = partial(int, "10", base=3)
+
+    def paid(self):
+        return float(self.worth())
+
+
 class WithIterator(Paid):
     """What an iterator will give cannot be looked at, but it comes to the same when actions are repeated."""
 
@@ -374,7 +389,7 @@ EXACT = (
     *(WithEnum, WithTensor, WithSlots, WithView, WithViewFirst, WithSharedList, WithObject, WithContainers, WithIterator, WithFloat),
     *(WithComplex, WithTwoTensors, WithDeleted, WithWrapped, WithBoundMethod, WithSet, WithFrozen, WithChain),
 )
-TOLD = (WithPhase, WithSpace, WithTwo)
+TOLD = (WithPhase, WithPartial, WithSpace, WithTwo)
 for cls in EXACT + TOLD:
     gym.register(f"{cls.__name__}-v0", cls)
 

@@ -283,7 +283,7 @@ def owner_of(array: np.ndarray) -> np.ndarray:
 def name_of(value: Any) -> str:
     """Return the name of a function or class, or of a value's class; for a partial function also its scalar positional arguments."""
     if isinstance(value, partial):
-        given = [*value.args, *value.keywords.items()]
+        given = [*value.args, *(part for item in value.keywords.items() for part in item)]
         return f"partial {name_of(value.func)} {[each for each in given if isinstance(each, SCALARS)]}"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
