@@ -51,6 +51,34 @@ MOVED = {
     "import": "--import MODULE on the command line",
 }
 """Settings of Stable-Baselines3 and its zoo that have another name or place here, in command-line form."""
+ELSEWHERE = {
+    "ddpg": "TD3 with n_critics: 1, policy_delay: 1, target_policy_noise: 0",
+    "ippo": "PPO, or MultiAgent with an algorithm for each behavior",
+    "mappo": "PPO with critic_obs: all",
+    "qmix": "POCA, for groups that share a reward",
+    "vdn": "POCA, for groups that share a reward",
+    "doubledqn": "DQN with double: true",
+    "duelingdqn": "DQN with dueling: true",
+    "c51": "DQN with distribution: c51",
+    "qrdqn": "DQN with distribution: quantiles",
+    "rainbow": "DQN with the settings of the config dqn/rainbow",
+    "r2d2": "DQN with memory: LSTM",
+    "recurrentppo": "PPO with memory: LSTM",
+    "maskableppo": "PPO, which applies action masks without a setting",
+    "appo": "IMPALA",
+    "a3c": "A2C",
+    "discretesac": "SAC",
+    "redq": "SAC with n_critics: 10, critic_subset: 2, gradient_steps: 20",
+    "droq": "SAC with critic_layers: layer_norm, critic_dropout: 0.01, gradient_steps: 20",
+    "her": "replay.relabel of an off-policy algorithm",
+    "gail": "reward_signals.gail of another algorithm",
+    "rnd": "reward_signals.rnd of another algorithm",
+    "icm": "reward_signals.curiosity of another algorithm",
+    "bc": "BehavioralCloning",
+    "es": "EvolutionStrategies",
+    "openaies": "EvolutionStrategies",
+}
+"""Algorithms that have another name here or are settings of another one, by their names in lower case, without punctuation."""
 IN_PYTHON = {
     r"\bmodel\.env\.id\b": "env",
     r"\bmodel\.env\.(\w+)": r"env=lrl.EnvConfig(…, \1=…)",
@@ -79,6 +107,12 @@ def way_out(name: str, names: Iterable[str], in_python: bool = False) -> str:
     for pattern, written in IN_PYTHON.items() if in_python else ():
         place = re.sub(pattern, written, place)
     return f"; here it is {place}"
+
+
+def way_out_of_names(name: str, names: Iterable[str]) -> str:
+    """Return how an unknown algorithm is called here, or else the closest of `names`; an empty string if there is neither."""
+    here = ELSEWHERE.get(re.sub(r"\W|_", "", name).lower())
+    return f"; here it is {here}" if here else nearest(name, names)
 
 
 def owners_of(name: str) -> list[str]:

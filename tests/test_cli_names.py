@@ -7,15 +7,18 @@ import sys
 from pydoc import locate
 
 import pytest
+import yaml
 from pytorch_lightning import Trainer as LightningTrainer
 
 import lightning_rl
 from lightning_rl import MODELS
 from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS, tune_parser
+from lightning_rl.errors import SettingError
 from lightning_rl.exporting import formats
 from lightning_rl.importers import zoo_settings
-from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_model, settings_of_section
+from lightning_rl.setting_names import ELSEWHERE, PARTS, SECTIONS, settings_of_model, settings_of_section, way_out_of_names
 from lightning_rl.training.arguments import settings_of
+from lightning_rl.training.loading import algorithm_class
 from lightning_rl.tuning.study import StudySettings
 
 PROBE = (
@@ -47,6 +50,19 @@ def test_help_names_the_formats_and_the_algorithms_that_there_are():
 def test_the_defaults_of_tune_are_those_of_a_study():
     defaults = vars(tune_parser().parse_known_args([])[0])
     assert {name: defaults[name] for name in vars(StudySettings())} == vars(StudySettings())
+
+
+@pytest.mark.parametrize(("name", "here"), ELSEWHERE.items())
+def test_the_name_of_an_algorithm_in_other_libraries_is_answered_with_settings_that_exist_here(name, here):
+    with pytest.raises(SettingError, match=f"there is no algorithm '{name.upper()}' .*; here it is {here}$"):
+        algorithm_class(name.upper(), lightning_rl.Algorithm)
+    algorithm, _, settings = here.partition(" with ")
+    assert ":" not in settings or yaml.safe_load(f"{{{settings}}}").keys() <= {*settings_of_model(algorithm)}
+
+
+def test_an_algorithm_of_another_library_may_be_written_with_punctuation():
+    assert way_out_of_names("QR-DQN", MODELS) == "; here it is DQN with distribution: quantiles"
+    assert way_out_of_names("PP0", MODELS) == "; did you mean PPO?"
 
 
 @pytest.mark.variants
