@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from lightning_rl.reports.runs import AXES
 
 REPS = 2000
 """Number of bootstrap resamples."""
+MAX_CELL = 60
+"""Number of characters of a setting that are shown in a table."""
 
 
 def rliable(needed_by: str) -> Any:
@@ -114,10 +117,25 @@ def settings_tables(section: Section) -> Iterator[Table]:
     for algorithm in dict.fromkeys(group.algorithm for group in section.groups if group.key):
         groups = [group for group in section.groups if group.algorithm == algorithm]
         names = sorted({name for group in groups for name in group.settings})
-        cells = [["", *names], *([group.name, *(group.settings.get(name, NOTHING) for name in names)] for group in groups)]
-        if len(groups) <= len(names):
-            cells = [list(column) for column in zip(*cells, strict=True)]
+        columns = [[name, *cut([group.settings.get(name, NOTHING) for group in groups])] for name in names]
+        cells = [["", *(group.name for group in groups)], *columns]
+        if len(groups) > len(names):
+            cells = [list(row) for row in zip(*cells, strict=True)]
         yield Table(f"Groups of {algorithm}, by the settings in which they differ", cells[0], cells[1:])
+
+
+def cut(texts: list[str]) -> list[str]:
+    """Shorten texts of more than `MAX_CELL` characters to the part where they first differ, unless two that differ would look alike."""
+    if max(map(len, texts)) <= MAX_CELL:
+        return texts
+    first = max(0, len(commonprefix(texts)) - MAX_CELL // 3)
+    short = [f"{'…' * (first > 0)}{shorten_text(text[first:])}" if len(text) > MAX_CELL else text for text in texts]
+    return short if len({*short}) == len({*texts}) else texts
+
+
+def shorten_text(text: str) -> str:
+    """Return at most `MAX_CELL` characters of a text."""
+    return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
 
 
 def final_table(section: Section) -> Table:

@@ -20,6 +20,7 @@ from lightning_rl import PPO, EnvConfig, SettingError, Trainer
 from lightning_rl.reports.figures import draw_diagnostics, line_styles, make_figure, png
 from lightning_rl.reports.groups import make_sections
 from lightning_rl.reports.runs import find_runs
+from lightning_rl.reports.tables import cut
 from tests.command_line import TINY, run
 from tests.reports.folders import write_run
 
@@ -314,3 +315,10 @@ def test_python_gets_the_figure_and_the_tables_of_the_command_line(two_groups, c
         lrl.compare("nowhere")
     with pytest.raises(SettingError, match="compare takes folders one by one"):
         lrl.compare(["A2C", "PPO"])
+
+
+def test_long_settings_are_shown_where_they_differ():
+    one, two = (f"lesson: {{name: easy, {'x' * 80}, size: {size}{'y' * 80}" for size in (3, 4))
+    assert cut(["0.1", "0.2"]) == ["0.1", "0.2"]
+    assert cut([one, two]) == [f"…{'x' * 12}, size: {size}{'y' * 38}…" for size in (3, 4)]
+    assert cut([one, two, "none"]) == [one, two, "none"], "cut at the start they would look alike"
