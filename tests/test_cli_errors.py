@@ -155,7 +155,7 @@ ERRORS = {
         ("--model PPO --model.reward_signals.rdn.strength 3", "reward_signals.rdn is not a reward signal; did you mean rnd?"),
         ("--model PPO --model.reward_signals.rnd.encoder cnn", "reward_signals.rnd: encoder must be one of"),
         ("--model PPO --model.reward_signal_steps_per_update 3", "reward_signal_steps_per_update: no reward signal learns"),
-        ("--model PPO --evaluation null --checkpoint.monitor train/loss", "checkpoint.monitor 'train/loss' is found by evaluations"),
+        ("--model PPO --evaluation null --checkpoint.monitor train/loss", "checkpoint.monitor 'train/loss' needs evaluations"),
         ("--model BehavioralCloning --model.dataset a/b-v0 --model.loss mse", "loss mse is for Box actions, not for Discrete(2)"),
         ("--model SAC --model.buffer_sise 3", "--model.buffer_sise", "did you mean buffer_size?"),
         ("--model SAC --model.buffer_size 15", "buffer_size must be at least num_envs * (n_steps + 1) = 8 * 2 = 16, got 15"),

@@ -201,7 +201,10 @@ def test_given_demonstrations_are_not_stored_and_a_name_is(tmp_path):
             {"replay": {"demonstration_share": 0.5, "replace": False, "demonstrations": [episode(3)]}},
             r"of which 3 rows can be sampled; a batch needs 4$",
         ),
-        ({"replay": {"demonstrations": [{"obs": 1}]}}, r"^demonstration 0 of replay\.demonstrations is a dict, no lightning_rl\.Demonst"),
+        (
+            {"replay": {"demonstrations": [{"obs": 1}]}},
+            r"^demonstration 0 of replay\.demonstrations is a dict, not a lightning_rl\.Demonst",
+        ),
         ({"replay": {"demonstrations": [episode(3)._replace(obs=np.zeros((4, 3)))]}}, r"^demonstration 0 does not fit .* spaces: observat"),
         ({"replay": {"demonstrations": [episode(3)._replace(action=np.full(3, 9))]}}, r"^demonstration 0 takes an action in step 0 that"),
         ({"replay": {"demonstrations": [episode(3)._replace(reward=np.full(3, np.nan))]}}, r"^demonstration 0 must have a reward"),
