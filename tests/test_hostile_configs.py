@@ -39,7 +39,7 @@ SYNTAX = {
     "brackets": (f"model: {deep(3000)}", "line 1: more than 100 nested brackets"),
     "braces": (f"model: {deep(3000, '{a: ', '}')}", "line 1: more than 100 nested brackets"),
     "dashes": (f"model:\n  {'- ' * 3000}1", "line 2: more than 100 nested brackets"),
-    "brackets in a setting": (with_setting(f"learning_rate: {{schedule: linear, start: {deep(500)}}}"), "more than 100 brackets"),
+    "brackets in a setting": (with_setting(f"learning_rate: {{schedule: linear, start: {deep(500)}}}"), "more than 100 nested brackets"),
     "merged keys": (multiplied(9, "a{name}: &a{name} {{<<: [{before}]}}"), "<< merges more than 10,", " keys"),
     "merged by itself": (f"a: &a {{<<: *a}}\n{GOOD}", "a in c.yaml is not a setting"),
     "shared lists": (multiplied(9, "a{name}: &a{name} [{before}]"), " values through its aliases"),
