@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -128,7 +127,8 @@ def cut(texts: list[str]) -> list[str]:
     """Shorten texts of more than `MAX_CELL` characters to the part where they first differ, unless two that differ would look alike."""
     if max(map(len, texts)) <= MAX_CELL:
         return texts
-    first = max(0, len(commonprefix(texts)) - MAX_CELL // 3)
+    first_difference = next((place for place, letters in enumerate(zip(*texts, strict=False)) if len({*letters}) > 1), 0)
+    first = max(0, first_difference - MAX_CELL // 3)
     short = [f"{'…' * (first > 0)}{shorten_text(text[first:])}" if len(text) > MAX_CELL else text for text in texts]
     return short if len({*short}) == len({*texts}) else texts
 
