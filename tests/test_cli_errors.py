@@ -192,7 +192,7 @@ ERRORS = {
     "option: environments": [
         (
             "--model.env.id Mien-v0",
-            "env.id 'Mien-v0' is not a registered environment (one of your own: its_module:Mien-v0, or --import its_module)",
+            "env.id 'Mien-v0' is not a registered environment (your own: its_module:Mien-v0, or --import its_module)",
         ),
         ("--model.env.id CartPol-v1", "env.id 'CartPol-v1'", "did you mean CartPole-v1?"),
         ("--model.env.id CartPole-v9", "env.id 'CartPole-v9'", "did you mean CartPole-v1?"),

@@ -303,7 +303,7 @@ def check_population(own: argparse.Namespace, defaults: Mapping[str, object]) ->
     if own.engine != "ray":
         raise SettingError("--population is trained by Ray Tune: add --engine ray")
     if own.address is not None and own.jobs != 1:
-        raise SettingError("--jobs does not go with --population and --address: the cluster trains as many members as it has cores for")
+        raise SettingError("--jobs cannot be combined with --population and --address: the cluster trains a member per core")
     for name, default in defaults.items():
         if getattr(own, name) != default:
-            raise SettingError(f"--{name} does not go with --population, whose settings change while its runs are trained")
+            raise SettingError(f"--{name} cannot be combined with --population, whose settings change while its runs are trained")

@@ -258,7 +258,7 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         found = getattr(sys.modules.get(module), name, None)
         if callable(found) and not (isinstance(found, type) and issubclass(found, gym.Env)):
             hint = f"; an environment of several agents is named {module}.{name}"
-        own = "" if colon else f" (one of your own: its_module:{name}, or --import its_module)"
+        own = "" if colon else f" (your own: its_module:{name}, or --import its_module)"
         raise SettingError(f"env.id {config.id!r} is not a registered environment{own}{hint}") from error
     except Exception as error:  # a constructor may raise anything
         if needs_mujoco_py(config.id):

@@ -204,7 +204,7 @@ def read_range(name: str, setting: Plain) -> FloatDistribution | IntDistribution
         raise SettingError(f"{name}.low must be > 0 on a logarithmic scale, got {low}")
     if step is not None:
         if log:
-            raise SettingError(f"{name}.step does not go with log: leave one of them out")
+            raise SettingError(f"{name}.step cannot be combined with log: leave one of them out")
         check_range(f"{name}.step", step, 0, high - low, open_low=True)
         if not math.isclose((high - low) / step, round((high - low) / step)):
             raise SettingError(f"{name}.step {step} does not divide the range from {low} to {high}")

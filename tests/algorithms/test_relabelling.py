@@ -1,4 +1,4 @@
-"""Off-policy learning with goals in hindsight: what it makes possible, what does not go with it, and what a run stores of it."""
+"""Off-policy learning with goals in hindsight: what it makes possible, what cannot be combined with it, and what a run stores of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_it_goes_with_demonstrations(share):
             {"reward_signals": {"extrinsic": {"ignore_done": True}}},
             "replay.relabel cannot be combined with reward_signals.extrinsic.ignore_done",
         ),
-        ({"env": {"frame_stack": 2}}, "replay.relabel does not go with env.frame_stack"),
+        ({"env": {"frame_stack": 2}}, "replay.relabel cannot be combined with env.frame_stack"),
     ],
 )
 def test_what_it_does_not_go_with_is_named_in_one_line(settings, words):

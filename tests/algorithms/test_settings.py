@@ -106,7 +106,7 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
         ("Trainer(callbacks=[lrl.Video])", "trainer.callbacks: Video is not a callback; write Video(…)"),
         (
             "PPO('CartPol-v1')",
-            "env.id 'CartPol-v1' is not a registered environment (one of your own: its_module:CartPol-v1, or --import its",
+            "env.id 'CartPol-v1' is not a registered environment (your own: its_module:CartPol-v1, or --import its",
         ),
         ("PPO('vmas')", "env.id vmas is a package; name one of its environments, such as vmas.balance"),
     ],

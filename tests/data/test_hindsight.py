@@ -324,8 +324,8 @@ REFUSED = [
     (NoReward, "replay.relabel needs an environment with compute_reward, but NoReward has none"),
     (ReadsInfo, "replay.relabel: compute_reward of ReadsInfo fails with an empty info (KeyError: 'far')"),
     (doubled, "replay.relabel: a step of Goals gives -2 but compute_reward returns -1"),
-    (EnvConfig(GOALS, frame_stack=2), "replay.relabel does not go with env.frame_stack"),
-    (EnvConfig(GOALS, parameters={"goal": 2.0}), "replay.relabel does not go with env.parameters"),
+    (EnvConfig(GOALS, frame_stack=2), "replay.relabel cannot be combined with env.frame_stack"),
+    (EnvConfig(GOALS, parameters={"goal": 2.0}), "replay.relabel cannot be combined with env.parameters"),
 ]
 
 

@@ -166,10 +166,10 @@ def test_a_packaged_space_varies_except_for_settings_that_cannot_change_in_a_run
 BAD = {
     "--engine local": "--population is trained by Ray Tune: add --engine ray",
     "--population 1": "--population must be >= 2, got 1",
-    "--trials 5": "--trials does not go with --population, whose settings change while its runs are trained",
-    "--pruner none": "--pruner does not go with --population",
+    "--trials 5": "--trials cannot be combined with --population, whose settings change while its runs are trained",
+    "--pruner none": "--pruner cannot be combined with --population",
     "--jobs 0": "--jobs must be >= 1, got 0",
-    "--address auto --jobs 2": "--jobs does not go with --population and --address",
+    "--address auto --jobs 2": "--jobs cannot be combined with --population and --address",
     "--space fixed.yaml": "fixed.yaml: model.env.num_envs cannot change while a run is trained; --population varies ",
     "--space wrong.yaml": "wrong.yaml: model.gamma must be >= 0 and <= 1, got 1.5",
     "--out old": "there is a population in old, and it cannot be continued: name another --out, or delete it",

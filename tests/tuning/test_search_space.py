@@ -101,7 +101,7 @@ BAD = {
     "model.gamma: {low: zero, high: 0.9}": "model.gamma.low must be a number, got 'zero'",
     "model.gamma: {low: 0, high: 0.9, log: true}": "model.gamma.low must be > 0 on a logarithmic scale, got 0",
     "model.gamma: {low: 0.1, high: 0.9, log: 1}": "model.gamma.log must be true or false, got 1",
-    "model.gamma: {low: 0.1, high: 0.9, log: true, step: 0.1}": "model.gamma.step does not go with log",
+    "model.gamma: {low: 0.1, high: 0.9, log: true, step: 0.1}": "model.gamma.step cannot be combined with log",
     "model.gamma: {low: 0.1, high: 0.9, step: 0.3}": "model.gamma.step 0.3 does not divide the range from 0.1 to 0.9",
     "model.gamma: {low: 0.1, high: 0.9, step: 0}": "model.gamma.step must be > 0",
     "model.gamma: {choices: []}": "model.gamma.choices must be a list of values, got []",

@@ -157,7 +157,7 @@ def make_goal_reward(env: Any, spaces: Spaces) -> GoalReward:
     if isinstance(env, EnvConfig):
         for name in ("frame_stack", "atari", "parameters"):
             if getattr(env, name):
-                raise SettingError(f"replay.relabel does not go with env.{name}, which compute_reward does not know; leave one out")
+                raise SettingError(f"replay.relabel cannot be combined with env.{name}, which compute_reward does not know; leave one out")
     if isinstance(env, VectorEnv):
         copies = getattr(env.unwrapped, "envs", None)
         if not copies:

@@ -60,7 +60,7 @@ class ReplayConfig:
         if share is not None and (not isinstance(share, int | float) or not 0 < share < 1):
             raise SettingError(f"replay.demonstration_share must be a number > 0 and < 1, got {share!r}")
         if self.prioritized and not self.replace:
-            raise SettingError("replay.replace false does not go with replay.prioritized: rows drawn by their errors may come twice")
+            raise SettingError("replay.replace false cannot be combined with replay.prioritized: rows drawn by their errors may come twice")
         if self.relabel is not None:
             object.__setattr__(self, "relabel", as_settings("replay.relabel", RelabelConfig, self.relabel))
 
