@@ -104,7 +104,8 @@ def check_range(
 ) -> None:
     """Raise `SettingError` unless low <= value <= high (low < value with `open_low`), an integer with `whole`."""
     what = "an integer" if whole else "a number"
-    bounds = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:.10g}" if high != math.inf else "")
+    top = str(high) if isinstance(high, int) else f"{high:g}"
+    bounds = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {top}" if high != math.inf else "")
     unbounded = (low, high) == (-math.inf, math.inf)
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise SettingError(f"{name} must be {what}{'' if unbounded else f' {bounds}'}, got {value!r}")

@@ -257,7 +257,7 @@ def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.En
     algorithm = source if isinstance(source, Run) else load_with_env(source)
     env: Any = algorithm.env
     if algorithm.spaces.agents or algorithm.learner_names:
-        raise SettingError("make_env is for environments of one agent; build one of several as its package does")
+        raise SettingError("make_env is for single-agent environments; build a multi-agent one as its package does")
     if isinstance(env, VectorEnv) or env is None:
         raise SettingError("make_env cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
     if render_mode is not None:

@@ -75,7 +75,6 @@ def spoil_gradients(model, value, first=1, last=10**6):
 # ---------------------------------------------------------------- raise
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("value", [VALUES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VALUES[1:])])
 @pytest.mark.parametrize("door", AT)
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))

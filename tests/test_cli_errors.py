@@ -31,6 +31,8 @@ MINE = "fit --import mine --model PPO --model.env.id Mine-v0 "
 MODEL = "model:\n  class_path: PPO\n  init_args:\n    env: CartPole-v1\n"
 ERRORS = {
     "option: no such option, no value": [
+        ("--model PPO --model.self_play.save_step 5", "model.self_play.save_step is not a setting; did you mean save_steps?"),
+        ("--model PPO --model.memory LSTM --model.memory.size 5", "model.memory.size is not a setting of LSTM"),
         ("--modl PPO", "--modl", "did you mean model?"),
         ("--print_confg", "--print_confg", "did you mean print_config?"),
         ("--trianer.max_steps 3", "--trianer", "did you mean trainer?"),
@@ -125,8 +127,6 @@ ERRORS = {
         ("--model.env.autoreset SAMESTEP", "model.env.autoreset must be one of", "SAMESTEP", "did you mean SAME_STEP?"),
     ],
     "option: what replays": [
-        ("--model PPO --model.self_play.save_step 5", "model.self_play.save_step is not a setting; did you mean save_steps?"),
-        ("--model PPO --model.memory LSTM --model.memory.size 5", "model.memory.size is not a setting of LSTM"),
         ("--model SAC --model.replay.alphaa 3", "model.replay.alphaa", "did you mean alpha?"),
         ("--model SAC --model.replay '{alphaa: 3}'", "model.replay.alphaa", "did you mean alpha?"),
         ("--model SAC --model.replay.prioritized true --model.replay.replace false", "replay.replace false", "replay.prioritized"),

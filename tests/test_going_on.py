@@ -249,7 +249,6 @@ def stopped_by_an_error(folder, model, failure, **settings):
 IN_TURN = {"num_actors": 1, "backend": "in_process"}
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "own", "steps", "updates"),
     [  # 2 iterations of 16 steps, and 4 steps of 2 environments; but actors and generations count when they are whole

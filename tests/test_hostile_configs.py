@@ -94,7 +94,6 @@ def test_a_config_may_have_any_number_of_values_that_are_written_out():
     assert config["a"] == config["b"] == config["c"] and len(config["c"]) == 6_000 and config["d"] == [8] * 12_000
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("text, words", [pytest.param(row[0], row[1:], id=name) for name, row in {**SYNTAX, **PLACES, **SIZES}.items()])
 def test_a_hostile_config_ends_in_one_line_at_once(text, words, folder, capfd):
     (folder / "c.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -46,10 +46,12 @@ def two_processes(folder, command):
     return [Apart(command, folder, env | {"LOCAL_RANK": str(rank)}) for rank in (0, 1)]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cases",
-    [[case for case in CASES if CASES[case][0] not in TWINS], pytest.param([*CASES], marks=pytest.mark.slow)],
+    [
+        pytest.param([case for case in CASES if CASES[case][0] not in TWINS], marks=pytest.mark.thorough),
+        pytest.param([*CASES], marks=pytest.mark.slow),
+    ],
     ids=["but twins", "all"],
 )
 def test_two_ranks_learn_together_stop_together_and_go_on(cases, tmp_path, capsys):

@@ -190,11 +190,10 @@ def trainers(folder):
     return found
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGTERM,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
         *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGKILL)),
     ],
     ids=lambda number: number.name,

@@ -102,6 +102,7 @@ def test_init_from_names_layers_that_keep_their_initial_weights(tmp_path, capsys
         ("--init_from nowhere", "init_from 'nowhere' is neither a run's folder nor a checkpoint"),
         ("--init_from .", "init_from '.' has no checkpoints/last.ckpt; name a run's folder or a checkpoint"),
         ("--init_from garbage.ckpt", "init_from 'garbage.ckpt' cannot be read as a checkpoint"),
+        ("--init_from agent", "init_from 'agent/agent.json' cannot be read as the description of an agent"),
         ("--init_from . --ckpt_path last", "ckpt_path continues a run and init_from begins one: give one of them"),
         ("--trainer.run_name a/b", "trainer.run_name must be the name of a folder, got 'a/b'"),
         ("--trainer.run_name ..", "trainer.run_name must be the name of a folder, got '..'"),
@@ -109,6 +110,8 @@ def test_init_from_names_layers_that_keep_their_initial_weights(tmp_path, capsys
 )
 def test_impossible_starts_are_refused_in_one_line(folder, capfd, options, message):
     (folder / "garbage.ckpt").write_bytes(b"not a checkpoint")
+    (folder / "agent").mkdir()
+    (folder / "agent/agent.json").write_text("no JSON")
     status, _, err = run(f"fit {TINY} --model.env.id CartPole-v1 {options}", capfd)
     assert (status, err.count("\n")) == (2, 1) and message in err, err
 

@@ -1,4 +1,4 @@
-"""Deep Q-Networks (Mnih et al. 2015, https://doi.org/10.1038/nature14236) and the extensions of Rainbow.
+"""Deep Q-Networks (Mnih et al. 2015, https://doi.org/10.1038/nature14236) and their extensions.
 
 Double (van Hasselt et al. 2016), dueling (Wang et al. 2016), n-step, prioritized replay (Schaul et al. 2016), noisy layers (Fortunato et
 al. 2018), C51 (Bellemare et al. 2017), quantile regression (Dabney et al. 2018), and most of them combined: Rainbow (Hessel et al. 2018).
@@ -46,7 +46,7 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
     train_freq: Annotated[int, Range(1)] = 4
     """Environment steps, counted over all environments, between updates."""
     tau: float = 1.0
-    """Fraction by which each update moves the target network; 1 copies the weights."""
+    """Fraction by which the target network moves each time it is updated; 1 copies the weights."""
     target_update_interval: int = 2_500
     """Updates between updates of the target network (environment steps in Stable-Baselines3: divide by train_freq)."""
     double: bool = False  # type: ignore[assignment]  # replaces `torch.nn.Module.double`

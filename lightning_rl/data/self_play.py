@@ -204,7 +204,7 @@ class SelfPlayOpponent:
 
     @torch.no_grad()
     def act(self, obs: Tree, mask: Tree, rows: np.ndarray, start: np.ndarray) -> Tree:
-        """Return actions for observations `[K, ...]`: each player acts for its rows, as one batch."""
+        """Return actions for observations `[K, ...]`: each player acts for its rows; players with the same network act as one batch."""
         playing, actions = self.playing[rows // self.num_agents], None
         for player in np.unique(playing).tolist():
             own = np.flatnonzero(playing == player)

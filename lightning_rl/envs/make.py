@@ -256,12 +256,12 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         if name in PACKAGES:
             raise SettingError(f"env.id {name} is a package; name one of its environments, such as {PACKAGES[name]}") from error
         found = getattr(sys.modules.get(module), name, None)
-        if callable(found) and not (isinstance(found, type) and issubclass(found, gym.Env)):
-            hint = f"; an environment of several agents is named {module}.{name}"
+        if callable(found) and not (isinstance(found, type) and issubclass(found, gym.Env | VectorEnv)):
+            hint = f"; register it with gymnasium, or name it {module}.{name} if it has several agents"
         own = "" if colon else f" (your own: its_module:{name}, or --import its_module)"
         raise SettingError(f"env.id {config.id!r} is not a registered environment{own}{hint}") from error
     except Exception as error:  # a constructor may raise anything
-        if needs_mujoco_py(config.id):
+        if needs_mujoco_py(config.id) and isinstance(error, ImportError | gym.error.Error):
             raise SettingError(f"{config.id} needs mujoco_py, which is no longer maintained; use a version from v4 on") from error
         hint = "; try vectorization sync" if config.vectorization == "native" else ""
         if isinstance(error, ModuleNotFoundError | gym.error.DependencyNotInstalled):

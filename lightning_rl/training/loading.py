@@ -288,7 +288,7 @@ def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
     try:
         theirs, ours = read_checkpoint(path)["state_dict"], algorithm.state_dict()
     except SettingError as error:
-        raise SettingError(f"init_from{str(error).removeprefix('ckpt_path')}") from error
+        raise SettingError(f"init_from {str(error).removeprefix('ckpt_path ')}") from error
     layers: dict[str, list[str]] = defaultdict(list)
     for name in ours:
         layers[name.rpartition(".")[0]].append(name)

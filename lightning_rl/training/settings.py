@@ -66,7 +66,7 @@ class CriticFields:
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = None
     """Clip gradients to this Euclidean norm; null: no clipping."""
     tau: float = 0.005
-    """Fraction by which each update moves the target networks."""
+    """Fraction by which the target networks move each time they are updated."""
     n_critics: Annotated[int, Range(1)] = 2
     """Number of critics; the minimum of their values is used."""
     critic_subset: Annotated[int, Range(1)] | None = None

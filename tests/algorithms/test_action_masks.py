@@ -98,7 +98,7 @@ def ways_to_step():
     yield from ((name, "SAME_STEP", "async") for name in APART)
 
 
-@pytest.mark.variants
+@pytest.mark.variants("PPO-SAME_STEP-sync", "DQN-SAME_STEP-sync", "SAC-SAME_STEP-sync", "NEXT_STEP-sync")
 @pytest.mark.parametrize("name, autoreset, vectorization", ways_to_step())
 def test_no_illegal_action_is_ever_taken_in_training_or_evaluation(name, autoreset, vectorization):
     algorithm, kind, settings = CASES[name]
@@ -150,7 +150,6 @@ def expected_over(rollout):
     return ~rollout.valid & (where[..., 0] % 3 != 1)  # episodes end by termination, truncation, both
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", [False, True])
 @pytest.mark.parametrize("n_steps, frames", [(1, None), (3, None), (1, 2), (3, 2)])

@@ -269,7 +269,7 @@ def test_an_exported_policy_of_a_behavior_names_the_environment_of_the_run(tmp_p
 
 
 def test_make_env_refuses_a_run_with_several_behaviors():
-    with pytest.raises(SettingError, match="make_env is for environments of one agent"):
+    with pytest.raises(SettingError, match="make_env is for single-agent environments"):
         lrl.make_env(made())
 
 

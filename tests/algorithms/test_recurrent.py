@@ -27,7 +27,6 @@ def memories_that_act_and_learn():
         yield pytest.param(*env, mode, share_encoder, kind, marks=[] if fast else [pytest.mark.slow])
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize(("env_id", "sequence_length", "autoreset", "share_encoder", "kind"), memories_that_act_and_learn())
 def test_the_ratio_is_one_before_the_first_step_of_every_iteration(env_id, sequence_length, autoreset, share_encoder, kind):
     settings = {"normalize_obs": "running", "learning_rate": 0.01, "share_encoder": share_encoder, "n_steps": 8}

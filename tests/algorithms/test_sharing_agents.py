@@ -170,7 +170,7 @@ def test_evolution_strategies_refuse_several_agents(algorithm):
 
 def test_evolution_strategies_of_one_behavior_are_refused_without_a_name_of_the_environment():
     behaviors = {"all": {"agents": "*", "learner": "ARS"}}
-    with pytest.raises(SettingError, match=r"^behavior all: ARS plays no environments of PettingZoo or VMAS; use another algorithm$"):
+    with pytest.raises(SettingError, match=r"^behavior all: ARS does not support multi-agent environments; use another algorithm$"):
         MultiAgent({"id": "tests.agents.Mortal"}, behaviors)
 
 

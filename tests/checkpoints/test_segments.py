@@ -48,7 +48,6 @@ def buffers_and_modes():
         yield pytest.param(*way, capacity, mode, marks=[] if (i + j + k) % 3 == 0 else [pytest.mark.slow])
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("prioritized, layout, n_steps, capacity, mode", buffers_and_modes())
 def test_runs_that_are_resumed_repeatedly_draw_the_same_as_one_that_never_stopped(prioritized, layout, n_steps, capacity, mode, tmp_path):
     def make(seed: int = 0) -> ReplayBuffer:

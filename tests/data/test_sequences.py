@@ -46,7 +46,6 @@ def slots_of(rows, number):
     return slots[:number]
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("optimize_memory_usage", LAYOUTS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_envs", [1, 3])

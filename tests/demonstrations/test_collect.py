@@ -172,7 +172,7 @@ def test_a_model_of_a_ready_environment_cannot_be_collected(datasets, capfd, tmp
     model = PPO(make_vector_env(Scripted, 2), net_arch=[8], n_steps=8, batch_size=8, max_env_steps=16)
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
     status, _, err = run(f"collect --ckpt_path {tmp_path / 'a.ckpt'} --dataset x-v0", capfd)
-    assert status == 2 and "was trained on a ready environment, which a file cannot name" in err
+    assert status == 2 and "was trained on a ready environment, which a file cannot store" in err
 
 
 REPLAYS = {

@@ -711,7 +711,6 @@ class Alone(Together):
         return obs, 1.0, *others
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize(
     ("cls", "line"),
     [
@@ -729,9 +728,9 @@ class Alone(Together):
         (Boasting, "agent a of environment 0 of Boasting: is_success of the info is 'yes', and must be true, false or a number"),
         (Unclear, "agent a of environment 0 of Unclear: terminated is 'no', and must be true or false"),
         (UnclearTurns, "agent p0 of environment 1 of UnclearTurns: truncated is None, and must be true or false"),
-        (Alone, "environment 0 of Alone: step returned rewards as float, and not as a dict by agent"),
-        (Nameless, "Nameless has no possible_agents: name all agents that may ever be there, each is a row"),
-        (Unequal, "Unequal: the spaces of a and b differ; one policy needs agents with equal ones, and MultiAgent takes several policies"),
+        (Alone, "environment 0 of Alone: step returned rewards as float instead of a dict by agent"),
+        (Nameless, "Nameless has no possible_agents: list all agents that may ever be present, as each is a row"),
+        (Unequal, "Unequal: the spaces of a and b differ; one policy needs equal spaces; for several policies use MultiAgent"),
         (Clueless, "environment 0 of Clueless raised KeyError: 'a'"),
         (Raising, "environment 0 of Raising raised ValueError: no such move"),
         (Misshapen, "agent b of environment 0 of Misshapen: the observation has shape (3,), and its space (2,)"),
@@ -860,7 +859,6 @@ def test_rewards_of_those_who_did_not_act_are_no_experience():
 # -------------------------------------------------------------------- state
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("cls", [*PARALLEL, *TURNS, Sealed])
 def test_a_stepper_goes_on_from_its_state_as_the_one_that_was_saved(cls):
     saved, other = (stepper_of(cls, 2, max_episode_steps=5) for _ in range(2))

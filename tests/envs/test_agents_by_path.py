@@ -80,9 +80,15 @@ def my_game(folder, monkeypatch):
         ("pettingzoo.classic.tictactoe_v9", "there is no 'tictactoe_v9' in pettingzoo.classic; did you mean tictactoe_v3?"),
         ("my_game.Meetin", "env.id 'my_game.Meetin': there is no 'Meetin' in my_game; did you mean Meeting?"),
         ("your_game.Meeting", "env.id 'your_game.Meeting': there is no module 'your_game'"),
-        ("hiding.Nothing", "hiding.Nothing builds Nothing, which is no environment of PettingZoo; those of one agent are registered"),
-        ("my_game:Meeting", "'my_game:Meeting' is not a registered environment; an environment of several agents is named my_game.Meeting"),
-        ("hiding.Fixed", "hiding.Fixed builds Fixed, whose observation_space is not a method: PettingZoo asks observation_space(agent)"),
+        (
+            "hiding.Nothing",
+            "hiding.Nothing builds Nothing, which is not a PettingZoo environment; register environments of one agent with gymnasium",
+        ),
+        (
+            "my_game:Meeting",
+            "'my_game:Meeting' is not a registered environment; register it with gymnasium, or name it my_game.Meeting if it has several agents",
+        ),
+        ("hiding.Fixed", "hiding.Fixed builds Fixed, whose observation_space is not a method: PettingZoo calls observation_space(agent)"),
         (
             "mpe2.simple_tag_v3",
             "adversary_0 and agent_0 differ; one policy needs equal spaces; for several policies use MultiAgent",
@@ -93,6 +99,12 @@ def test_a_path_that_leads_nowhere_is_reported_in_one_line(my_game, env_id, says
     with pytest.raises(SettingError) as error:
         PPO(env_id)
     assert str(error.value).endswith(says) and "\n" not in str(error.value)
+
+
+def test_a_vector_environment_that_is_named_with_a_colon_is_not_called_one_of_several_agents(my_game):
+    (my_game / "vectors.py").write_text("from gymnasium.vector import VectorEnv\n\n\nclass Many(VectorEnv): ...\n")
+    with pytest.raises(SettingError, match=r"'vectors:Many' is not a registered environment$"):
+        PPO("vectors:Many")
 
 
 @pytest.mark.parametrize(

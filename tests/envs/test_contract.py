@@ -244,7 +244,6 @@ def three_steps(case, *how):
         return infos
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("how", [("sync",), ("sync", "NEXT_STEP"), ("async",)], ids=" ".join)
 @pytest.mark.parametrize("case", ENDS)
 def test_an_odd_end_of_an_episode_is_reported_with_the_environments_name_and_nothing_is_restarted(case, how, capfd):

@@ -394,7 +394,6 @@ for cls in EXACT + TOLD:
     gym.register(f"{cls.__name__}-v0", cls)
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("cls", EXACT)
 def test_an_environment_continues_exactly_whatever_its_attributes_are(cls):
     config = EnvConfig(f"{cls.__name__}-v0", 2)

@@ -92,7 +92,6 @@ def test_a_game_without_sticky_actions_is_restored_from_its_emulator():
     assert is_continued(lambda: make_vector_env(config), config, 30, 40) is None
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("before", range(9, 14))
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_pending_reset_is_restored(vectorization, before):

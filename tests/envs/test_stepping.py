@@ -98,7 +98,6 @@ def test_all_autoreset_modes_give_the_same_transitions_with_sync_and_async(name)
         assert same(first, other), f"{way} differs from {WAYS[0]}"
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("vectorization, mode", WAYS)
 @pytest.mark.parametrize("period", [1, 3])
 def test_each_transition_is_what_the_script_says(vectorization, mode, period):

@@ -157,5 +157,5 @@ class Homeless(gym.vector.VectorEnv):
 
 
 def test_an_environment_of_tensors_without_a_device_gets_an_error_that_asks_for_it():
-    with pytest.raises(SettingError, match=r"^observations of Homeless are tensors: give it an attribute `device`, where they live$"):
+    with pytest.raises(SettingError, match=r"^observations of Homeless are tensors: set its attribute `device` to their device$"):
         Trainer(enable_progress_bar=False, logger=False, checkpoint=None, evaluation=None).fit(PPO(Homeless(), n_steps=8, batch_size=8))

@@ -84,7 +84,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.variants
+@pytest.mark.variants("SAME_STEP")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failing_worker_loses_one_row_and_starts_a_new_episode(mode, fault):

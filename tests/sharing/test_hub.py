@@ -377,7 +377,7 @@ def test_an_environment_that_others_cannot_build_is_refused(hub, folder):
 
     ready = fit(PPO(gym.make_vec("CartPole-v1", 2), n_steps=8, batch_size=8, n_epochs=1, max_env_steps=16, net_arch=[8]))
     ready.save_checkpoint(folder / "ready.ckpt")
-    with pytest.raises(SettingError, match="was trained on a ready environment, which a file cannot name"):
+    with pytest.raises(SettingError, match="was trained on a ready environment, which a file cannot store"):
         push(folder / "ready.ckpt")
     settings = {"env": {"kwargs": {"endings": ["termination", str(folder / "track.xml")]}}}
     fit(tiny(PPO, max_env_steps=16, **settings)).save_checkpoint(folder / "local.ckpt")
