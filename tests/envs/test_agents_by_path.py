@@ -86,7 +86,7 @@ def my_game(folder, monkeypatch):
         ),
         (
             "my_game:Meeting",
-            "'my_game:Meeting' is not a registered environment; register it with gymnasium, or name it my_game.Meeting if it has several agents",
+            "is not a registered environment; register it with gymnasium, or name it my_game.Meeting if it has several agents",
         ),
         ("hiding.Fixed", "hiding.Fixed builds Fixed, whose observation_space is not a method: PettingZoo calls observation_space(agent)"),
         (
