@@ -73,7 +73,7 @@ def test_two_ranks_learn_together_stop_together_and_go_on(cases, tmp_path, capsy
                 wrong[f"{case}: {check.__name__}"] = str(error)[:2000]
     assert wrong == {}
     jobs_are_shared(*(torch.load(tmp_path / f"jobs.{rank}.pt") for rank in (0, 1)))
-    assert all("REFUSED rank 1 begins at 0 environment steps and rank 0 at " in out for out, _ in said)
+    assert all("REFUSED rank 1 starts at 0 environment steps and rank 0 at " in out for out, _ in said)
     out = said[0][0]
     assert out.count("rank 1: final observation of environment 0 is nan at environment step") == 1 and "REPLACED 1.0" in out
     assert ranks[1].returncode == -signal.SIGKILL and "LOST another process of this run died at " in out
