@@ -75,6 +75,7 @@ def spoil_gradients(model, value, first=1, last=10**6):
 # ---------------------------------------------------------------- raise
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("value", [VALUES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VALUES[1:])])
 @pytest.mark.parametrize("door", AT)
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
@@ -85,6 +86,7 @@ def test_what_an_environment_says_stops_the_run_in_the_same_step(algorithm, door
     assert weights(model).isfinite().all()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
 @pytest.mark.parametrize("door", AT)
 def test_the_step_is_exact_in_all_modes_of_resetting(door, mode):
@@ -125,6 +127,7 @@ def test_large_numbers_are_numbers():
     assert first_bad("reward", np.array([math.nan]), [1], ["agent a", "agent b"]) == "reward of agent b is nan"
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("value", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_a_bad_loss_stops_the_run_before_its_gradient_step(algorithm, value):
@@ -134,6 +137,7 @@ def test_a_bad_loss_stops_the_run_before_its_gradient_step(algorithm, value):
     assert model.calls == 3 and all(each.isfinite().all() for each in model.state_dict().values())
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("value", [pytest.param(math.nan, marks=pytest.mark.slow), math.inf])
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_a_bad_gradient_stops_the_run_before_its_step(algorithm, value):
@@ -282,6 +286,7 @@ def test_the_optimizers_of_reward_signals_go_back_too():
     assert steps == [4, 8, 11, 15, 19, 23]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("on_nan", TOLERANT)
 def test_a_run_that_is_bad_for_ever_ends_with_the_line(on_nan):
     often = "100 updates" if on_nan == "skip_update" else "10 iterations"
@@ -300,6 +305,7 @@ def scaled():
     return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("on_nan", TOLERANT)
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_a_run_with_scaled_gradients_goes_on_after_a_bad_loss_with_its_scale(algorithm, on_nan):

@@ -448,6 +448,7 @@ def test_an_option_changes_one_setting_of_one_behavior(folder, capfd):
     }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("option", "line"),
     [

@@ -65,6 +65,7 @@ def test_an_algorithm_of_another_library_may_be_written_with_punctuation():
     assert way_out_of_names("PP0", MODELS) == "; did you mean PPO?"
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("arguments", ["fit --help", "tune --help", *(f"{name} --help" for name in PARSERS)])
 def test_help_needs_no_torch(arguments):
     assert subprocess.run([sys.executable, "-c", PROBE, *arguments.split()], capture_output=True).returncode == 0

@@ -231,7 +231,7 @@ def with_code(page):
     return {language for language, _ in blocks(page)} & {"bash", "python", "yaml"}
 
 
-@pytest.mark.variants("README", "docs/runs", "docs/environments", "docs/memory")
+@pytest.mark.variants("README", "docs/environments")
 @pytest.mark.parametrize("page", [page for page in PAGES if with_code(page)], ids=name)
 def test_what_a_page_says_runs(page, reader):
     reader.read(page, slow=False)
@@ -270,6 +270,7 @@ MARKS = {
 several GPUs is told by `test_ranks.py`."""
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", lightning_rl.ALGORITHMS)
 def test_marks_of_the_readme_are_what_algorithms_take(name):
     module = lightning_rl.ALGORITHMS[name].rpartition(".")[2]

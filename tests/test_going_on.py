@@ -190,6 +190,7 @@ def test_two_evaluators_may_differ_in_the_opponent_alone():
     assert one.state_key != two.state_key and "opponent" not in one.state_key  # which older checkpoints name like this
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("envs", [4, 2])
 def test_behaviors_that_replay_are_fitted_again_after_a_checkpoint_and_with_other_environments(tmp_path, envs):
     def model(num_envs, steps):
@@ -249,6 +250,7 @@ def stopped_by_an_error(folder, model, failure, **settings):
 IN_TURN = {"num_actors": 1, "backend": "in_process"}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "own", "steps", "updates"),
     [  # 2 iterations of 16 steps, and 4 steps of 2 environments; but actors and generations count when they are whole

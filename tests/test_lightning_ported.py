@@ -184,6 +184,7 @@ def test_what_hooks_log_in_an_evaluation_is_a_metric_of_it_even_at_the_end_of_a_
 # ---------------------------------------------------------------- early stopping
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("settings", "returns", "evaluations", "reason"),

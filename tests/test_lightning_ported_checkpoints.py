@@ -41,6 +41,7 @@ def steps(*numbers):
 # ---------------------------------------------------------------- which are kept
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("save_top_k", "mode", "kept", "best", "worst"),
@@ -68,6 +69,7 @@ def test_the_best_by_evaluations_are_kept_and_known(kind, save_top_k, mode, kept
     assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {path: float(score) for path, score in saver.best_k_models.items()}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_each_file_has_its_score_in_its_name_and_state_and_is_a_whole_checkpoint(kind, algorithm, tmp_path):
@@ -84,6 +86,7 @@ def test_each_file_has_its_score_in_its_name_and_state_and_is_a_whole_checkpoint
     assert torch.equal(weights(loaded), weights(model)) and loaded.env_steps == 96
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("save_last", [True, "link"])
 def test_the_last_is_saved_with_each_that_is_kept_and_only_then(kind, save_last, tmp_path):
@@ -115,6 +118,7 @@ def test_without_a_metric_the_newest_is_kept_at_the_end_of_the_run(kind, tmp_pat
     assert (saver.best_model_score, saver.best_k_models, saver.kth_best_model_path) == (None, {}, "")
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_score_that_is_nan_is_the_worst(kind, mode, tmp_path):
@@ -217,6 +221,7 @@ def test_a_fast_run_for_developers_saves_nothing(kind, tmp_path):
 # ---------------------------------------------------------------- names and folders
 
 
+@pytest.mark.variants
 @into_a_folder_in_use
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

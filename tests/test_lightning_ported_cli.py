@@ -49,6 +49,7 @@ def written():
 # ---------------------------------------------------------------- commands
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_trains_what_a_file_and_options_describe(kind):
     cli = run(kind, "fit", "--model.gamma", "0.5")
@@ -201,6 +202,7 @@ def test_defaults_of_the_trainer_yield_to_settings():
     assert any(isinstance(each, Timer) for each in cli.trainer.callbacks)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_optimizer_and_a_scheduler_replace_those_of_the_algorithm(kind):
     scheduler = ["--lr_scheduler", "StepLR", "--lr_scheduler.step_size", "1", "--lr_scheduler.gamma", "0.5"]
@@ -248,6 +250,7 @@ def test_a_printed_config_describes_the_same_run(capsys):
     assert (cli.model.env_steps, cli.model.gamma) == (32, 0.5)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [

@@ -166,6 +166,7 @@ def test_sac_logs_entropies_without_a_graph():
     assert asked and not any(part.requires_grad for sample in asked for part in sample)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "action"), [(PPO, "discrete"), (A2C, "box"), (SAC, "multi-discrete")])
 def test_no_parts_are_logged_for_an_action_of_one_part(algorithm, action):
     logger = Rows()

@@ -121,6 +121,7 @@ def rewritten(source, target, **env):
     return target
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("env_id", "line"),
     [

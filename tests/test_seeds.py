@@ -143,6 +143,7 @@ BAD = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("options", BAD)
 def test_wrong_options_are_one_line_before_anything_runs(options, folder, capfd):
     status, out, err = run(f"{CARTPOLE} {options}", capfd)

@@ -96,6 +96,7 @@ def test_init_from_names_layers_that_keep_their_initial_weights(tmp_path, capsys
     assert anew | same == {name.rpartition(".")[0] for name in ours} and not anew & same
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -212,6 +213,7 @@ def test_a_replaced_run_does_not_come_back_over_a_new_one_that_saved_its_best_we
     assert (home / "checkpoints/best.ckpt").is_file() and not old.exists()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("options", [{"force": True}, {"ckpt_path": "last"}])
 def test_a_run_continues_in_a_folder_where_a_replacing_run_was_killed(tmp_path, saved, options):
@@ -230,6 +232,7 @@ def test_a_run_continues_in_a_folder_where_a_replacing_run_was_killed(tmp_path, 
     assert [path.name for path in home.parent.iterdir()] == ["mine"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "options",
     [
@@ -250,6 +253,7 @@ def test_a_refused_start_leaves_no_folder(folder, capfd, options):
 LIMITS = ["--trainer.max_steps 1", "--trainer.max_time.milliseconds 1", "--trainer.max_epochs 1 --trainer.limit_train_batches 1"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints_whatever_ended_it(folder, capfd, limit):
     status, out, _ = run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.logger false {limit}", capfd)
@@ -289,6 +293,7 @@ def test_the_command_that_continues_a_run_names_it_among_others(folder, capfd):
     assert steps == ["80", "40"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("arguments", [{}, {"run_name": "mine"}, {"run_name": "my run", "default_root_dir": "other place"}])
 def test_the_command_that_a_program_prints_continues_the_run_of_that_program(folder, capfd, arguments):
     for steps in (1, 1, 1) if not arguments else (1,):

@@ -141,6 +141,7 @@ def test_of_a_tree_of_actions_the_boxes_explore_and_the_features_are_their_own()
     assert distribution.num_inputs == 3 + (2 + 4) + (1 + 4)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("action", ["box", "hybrid", "nested"])
 @pytest.mark.parametrize("memory", [None, LSTM(8, 4)])
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])

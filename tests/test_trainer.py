@@ -253,6 +253,7 @@ def test_switched_off_parts_write_no_files(arguments, fit, folder, capsys):
     assert list(folder.iterdir()) == [] and "run:" not in capsys.readouterr().out
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "arguments",
     [

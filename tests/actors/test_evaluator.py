@@ -54,6 +54,7 @@ def test_noise_of_jobs_generations_and_runs_is_independent():
     assert len(set(seeds)) == len(seeds) and min(seeds) >= 0 and max(seeds) < 2**31
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("settings", [{}, {"memory": LSTM(4, 4)}, {"stochastic": True}])
 def test_a_job_has_the_same_result_whichever_evaluator_does_it_and_whatever_it_does_at_once(settings):
     expected = summary(evaluator(**settings).evaluate(FIRST, range(6)))

@@ -246,6 +246,7 @@ def exploring(epsilon):
     return network
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("build", [build for _, build in networks()], ids=[name for name, _ in networks()])
 def test_100_000_draws_of_a_network_are_never_illegal_and_illegal_logits_get_no_gradient(build):
     torch.manual_seed(0)

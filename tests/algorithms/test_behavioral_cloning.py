@@ -100,6 +100,7 @@ def test_choices_that_are_ruled_out_take_no_part():
 # ---------------------------------------------------------------- what is learned
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("observation", "action"),
     [

@@ -18,6 +18,7 @@ def shown(action, episodes=4):
     return [lrl.Demonstration(obs, np.full(4, action), np.zeros(4), *flags)] * episodes
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("learner", [PPO, A2C, SAC])
 def test_one_behavior_clones_demonstrations_and_the_other_does_not(learner, tmp_path):
     cloning = {"demo_path": shown(1), "strength": 30.0, "batch_size": 16}

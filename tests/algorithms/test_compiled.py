@@ -52,8 +52,8 @@ CASES = {
         {"dataset": at_random("CartPole-v1", "{}"), "max_updates": 64, "updates_per_iteration": 16, "batch_size": 32},
     ),
 }
-FAST = {"PPO with schedules"}
-"""A compiler takes seconds for each of the others."""
+THOROUGH = {"PPO with schedules"}
+"""A compiler takes many seconds for each of the others."""
 
 
 def learned(case, compile, *callbacks):
@@ -75,7 +75,9 @@ def learned(case, compile, *callbacks):
     return model, rows.rows, programs
 
 
-@pytest.mark.parametrize("case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.thorough if case in THOROUGH else pytest.mark.slow) for case in CASES]
+)
 def test_a_compiled_loss_learns_and_logs_the_same_and_is_compiled_once(case):
     (plain, rows, none), (compiled, others, programs) = learned(case, False), learned(case, True)
     assert plain.updates == compiled.updates > 0

@@ -69,6 +69,7 @@ def test_the_student_acts_and_its_weights_are_all_that_is_stored(teachers):
     assert set(model.state_dict()) == set(tiny(DAgger, teacher="nowhere", **REPLAY).state_dict())
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "option",
     [

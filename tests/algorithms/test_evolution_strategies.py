@@ -33,6 +33,7 @@ def learned(model):
     return torch.cat([value.flatten().double() for value in model.state_dict().values()])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("num_envs, num_actors", [(1, 1), (7, 1), (30, 1), (2, 2), (3, 4)], ids=lambda number: str(number))
 def test_the_number_of_evaluators_and_environments_changes_no_bit(num_envs, num_actors):
     (expected, _), (found, _) = train(), train(num_envs, ActorsConfig(num_actors, "in_process"))
@@ -91,6 +92,7 @@ def test_policies_with_memory_learn_to_remember(memory):
     assert action.tolist() == [0, 1]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("action, best", [("discrete", [0, 1]), ("box", [-0.5, 0.5])])
 def test_the_best_action_of_each_observation_is_learned(action, best):
     settings = {"learning_rate": 0.03, "sigma": 0.1, "shaping": "centred_ranks", "l2": 0.0, "env": {"kwargs": {"action": action}}}

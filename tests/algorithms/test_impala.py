@@ -25,6 +25,7 @@ def watched(model):
     return seen
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("env_id", "settings"),
     [

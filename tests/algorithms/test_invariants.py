@@ -26,6 +26,7 @@ STEPS_OF_AN_UPDATE = {PPO: 1, A2C: 1, IMPALA: 1, DQN: 1, SAC: 3, TD3: 1.5, Evolu
 """How many optimizers step in one, on average."""
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
 @pytest.mark.parametrize("env_id", ["Scripted-v0", "ScriptedBox-v0", "ScriptedDict-v0"])
 def test_the_ratio_is_one_before_the_first_step_of_every_iteration(autoreset, env_id):
@@ -205,6 +206,7 @@ def test_environments_are_closed_after_a_run_and_after_an_exception(algorithm, v
         assert not any(os.path.exists(f"/proc/{pid}") for pid in processes)
 
 
+@pytest.mark.variants
 @with_or_without_gradients
 @pytest.mark.parametrize(
     "arguments, iterations, epochs",
@@ -308,6 +310,7 @@ def test_the_critic_alone_learns_while_it_is_burnt_in(algorithm, steps, actor_mo
     assert not all(map(torch.equal, critic, model.network.critic.parameters()))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "settings"), [(PPO, {"n_epochs": 50}), (A2C, {"n_steps": 1, "use_rms_prop": False})])
 def test_the_first_step_after_a_burn_in_is_as_long_as_the_learning_rate(algorithm, settings):
     """Adam's is lr · g / |g|; a thousand steps of gradient 0 before it would make it 2.5 times as long, ten of them half as long."""

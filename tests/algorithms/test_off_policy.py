@@ -144,6 +144,7 @@ def test_rescaling_the_action_space_changes_nothing_that_sac_learns(ent_coef):
         torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.variants
 @every_algorithm
 @pytest.mark.parametrize("num_envs", [1, 2, 8])
 def test_an_environment_step_brings_an_update_whatever_the_number_of_environments(algorithm, num_envs):
@@ -299,6 +300,7 @@ def acting(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("replay", [{}, {"prioritized": True}], ids=["uniform", "prioritized"])
 @every_algorithm
 def test_learning_waits_for_the_first_complete_window(algorithm, replay):

@@ -97,6 +97,7 @@ def test_every_option_changes_what_is_learned(algorithm, name, given, value):
     assert changed.shape != same_shape.shape or not torch.equal(changed, same_shape)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", ONLINE)
 def test_options_of_acting_and_learning_in_turn_count_online(name):
     falls = {"online": True, "learning_rate": {"schedule": "linear", "start": 0.01}}  # once an iteration
@@ -148,6 +149,7 @@ def test_online_observations_are_normalized_by_the_dataset_wherever_it_is_kept(s
     np.testing.assert_allclose(statistics.mean, seen.mean(0), rtol=1e-4)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("memory", [None, GRU(4, 4, burn_in=2)])
 def test_observations_are_normalized_by_all_steps_of_the_dataset(memory):
     model = tiny(TD3BC, BOX, memory=memory)
@@ -202,7 +204,7 @@ def test_what_a_probe_teaches_offline(algorithm, name):
         assert row == pytest.approx([value] * len(row), abs=0.03 * max(values))
 
 
-@pytest.mark.variants("TD3BC")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "algorithm, action, settings",
     [
@@ -225,6 +227,7 @@ def test_the_best_actions_are_learned_from_random_ones(algorithm, action, settin
     assert np.concatenate([leaf.ravel() for leaf in leaves]) == pytest.approx(BEST[action], abs=0.15)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", [IQL, AWAC])
 def test_a_weight_of_one_clones_the_data(algorithm):
     right = played(ObservedAction(action="discrete"), 200, rule=lambda obs: int(obs[0] < 0))  # the worst there is

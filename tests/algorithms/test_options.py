@@ -475,6 +475,7 @@ def test_statistics_are_frozen_after_random_steps_that_count(algorithm):
     assert progress == pytest.approx([(20 + 16 * k) / 96 for k in range(5)])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", [each for each in EVERYONE if each is not TRPO])  # whose policy has a trust region
 def test_learning_rates_of_zero_leave_the_weights(algorithm):
     model = tiny(algorithm, learning_rate=0.0)

@@ -375,6 +375,7 @@ def final_rewards(seed, continuous, **settings):
     return 1.06 * (2 * told - 1)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("continuous", [False, True])
 def test_two_walkers_find_their_goals(continuous, seed):

@@ -152,7 +152,7 @@ def rows():
                 yield pytest.param(name, learner, action, id=f"{learner}-{action}-{name}", marks=marks)
 
 
-@pytest.mark.variants("PPO-discrete", "DQN-discrete", "A2C-discrete", "TD3-box-no value")
+@pytest.mark.variants("PPO-discrete", "DQN-discrete", "TD3-box-no value")
 @pytest.mark.parametrize("name, learner, action", rows())
 def test_what_a_probe_teaches(name, learner, action):
     algorithm, settings, _, replays, _ = LEARNERS[learner]

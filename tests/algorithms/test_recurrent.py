@@ -27,6 +27,7 @@ def memories_that_act_and_learn():
         yield pytest.param(*env, mode, share_encoder, kind, marks=[] if fast else [pytest.mark.slow])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("env_id", "sequence_length", "autoreset", "share_encoder", "kind"), memories_that_act_and_learn())
 def test_the_ratio_is_one_before_the_first_step_of_every_iteration(env_id, sequence_length, autoreset, share_encoder, kind):
     settings = {"normalize_obs": "running", "learning_rate": 0.01, "share_encoder": share_encoder, "n_steps": 8}
@@ -151,6 +152,7 @@ def test_what_was_seen_a_step_before_is_acted_on(kind, algorithm, action):
     assert returned < blind + 0.4 if kind is None else returned > best - 0.15
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", [PPO, SAC, *(pytest.param(each, marks=pytest.mark.slow) for each in (A2C, IMPALA, DQN, TD3))])
 @pytest.mark.parametrize("setting", [{"memory_size": 6}, {"sequence_length": 2}])
 def test_each_setting_of_a_memory_changes_what_is_learned(algorithm, setting):
@@ -229,6 +231,7 @@ def one_by_one(model, batch):
     return total
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("algorithm", "settings"), [*((each, {}) for each in ALL), (PPO, {"share_encoder": False})])
 def test_a_policy_from_a_file_remembers_from_call_to_call(algorithm, settings, tmp_path):
     model = tiny(algorithm, memory=MEMORIES[algorithm], **settings)

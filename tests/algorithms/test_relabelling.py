@@ -25,6 +25,7 @@ def batches(model: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("algorithm", "env_id"), [(SAC, BOX), (SAC, GOALS), (DQN, GOALS), (TD3, BOX), (TQC, BOX), (CrossQ, BOX)], ids=lambda each: str(each)
 )

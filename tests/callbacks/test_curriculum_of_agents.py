@@ -230,6 +230,7 @@ LEARNERS = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_lesson_that_requires_a_reset_truncates_all_episodes_of_a_world(learner):
     at_once = {"measure": "progress", "threshold": 0.09, "require_reset": True}  # the first iteration ends after 5 or 6 steps of 4

@@ -273,6 +273,7 @@ def test_metrics_rows_and_the_file_agree(tmp_path):
     assert trainer.callback_metrics["eval/mean_reward"] == pytest.approx(heard.heard[-1][1]["eval/mean_reward"])
 
 
+@pytest.mark.thorough
 def test_several_evaluators_keep_to_the_share_of_all_their_episodes():
     one, two = RolloutEvaluator(episodes=10, max_share=0.05), RolloutEvaluator(episodes=10, deterministic=False)
     together = evaluated_by(MultiEvaluator([one, two]), 3_200)
@@ -348,6 +349,7 @@ def test_one_episode_has_no_interval():
     assert statistics["return_mean"] == statistics["iqm"] == 5 and statistics["ci_low"] is statistics["ci_high"] is None
 
 
+@pytest.mark.thorough
 def test_only_the_limit_of_our_own_is_hinted_at_and_also_in_a_later_evaluation(capsys):
     class Growing(Endless):
         """Ends its first episode at once."""

@@ -103,6 +103,7 @@ BAD_VECTORS = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("model", [pytest.param(name, marks=[] if name in ("A2C", "SAC") else [pytest.mark.slow]) for name in MODELS])
 def test_optimizer_state_in_another_layout_than_its_parameter_is_refused_before_a_kernel_writes_there(refusals, contents, model):
     for number, optimizer in enumerate(contents[model]["optimizer_states"]):

@@ -177,6 +177,7 @@ class Diary:
         return found
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("thrifty", LAYOUTS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_goals_come_only_from_rows_of_the_episode_that_are_there_whatever_is_overwritten_cut_or_restored(strategy, thrifty):

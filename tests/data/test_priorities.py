@@ -149,6 +149,7 @@ def test_new_rows_get_the_largest_priority_so_far(layout):
     assert buffer.priorities.tree[buffer.locate(np.arange(6))] == pytest.approx([0.1] * 5 + [4], rel=1e-4)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("n_steps", [1, 3])

@@ -140,6 +140,7 @@ def test_a_row_can_be_drawn_as_soon_as_it_happened():
     assert {tuple(obs) for obs in run.batches[0].obs.int().tolist()} == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("num_envs", [1, 4])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("train_freq, gradient_steps, batches_per_step", [(1, 1, 1), (1, 4, 4), (4, -1, 1), (5, 2, 0.4), (50, 10, 0.2)])

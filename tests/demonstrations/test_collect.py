@@ -201,6 +201,7 @@ class Remembers(pl.Callback):
         model.dataset.buffer.add = remember
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("case", REPLAYS)
 def test_the_steps_of_a_replay_buffer_become_a_dataset(case, datasets, capfd, tmp_path):
     algorithm, env_id, env, settings = REPLAYS[case]

@@ -35,6 +35,7 @@ def dataset(datasets, undamaged):
     return shutil.copytree(undamaged, datasets / "bad-v0") / "data"
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_used_is_refused_in_one_line(dataset, tmp_path, case):
     damage, words = CASES[case]

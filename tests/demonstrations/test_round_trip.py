@@ -33,6 +33,7 @@ ODD = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("observation", Anything.observation_spaces)
 @pytest.mark.parametrize("action", Anything.action_spaces)
 def test_episodes_are_loaded_as_they_were_played(datasets, observation, action):

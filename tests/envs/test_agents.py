@@ -859,6 +859,7 @@ def test_rewards_of_those_who_did_not_act_are_no_experience():
 # -------------------------------------------------------------------- state
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("cls", [*PARALLEL, *TURNS, Sealed])
 def test_a_stepper_goes_on_from_its_state_as_the_one_that_was_saved(cls):
     saved, other = (stepper_of(cls, 2, max_episode_steps=5) for _ in range(2))

@@ -127,6 +127,7 @@ def test_episodes_end_at_the_time_limit_that_was_set(env_id):
         run_together(at_once, in_turn, 20)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("env_id", IDS)
 @pytest.mark.parametrize("saved_by", ["auto", "sync"])
 def test_a_saved_state_continues_at_once_and_in_turn(env_id, saved_by):

@@ -155,6 +155,7 @@ def test_a_wrong_return_value_of_a_sync_environment_is_reported_with_its_name(ca
     assert without_place(error.value) == f"environment 0 of Odd-v0{' ' if said.startswith('raised') else ': '}{said}"
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "case",
     [

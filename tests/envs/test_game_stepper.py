@@ -123,6 +123,7 @@ def test_where_all_learn_agents_are_rows_and_critics_that_see_all_have_single_co
     assert type(make_fitting_stepper(config, probe_spaces(config, "all"), 0)) is SeatStepper
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("env_id", GAMES)
 def test_a_state_is_restored_in_the_middle_of_games(env_id):
     config = EnvConfig(env_id, num_envs=5)

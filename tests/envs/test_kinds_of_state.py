@@ -445,6 +445,7 @@ def test_state_that_grew_too_large_to_be_saved_is_reported_and_does_not_end_the_
     assert is_continued(lambda: make_vector_env(config), config, before=20, after=2) is None
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_what_an_environment_saves_itself_may_be_of_any_size(vectorization):
     config = EnvConfig("OwnDiary-v0", 1, vectorization)

@@ -158,6 +158,7 @@ def test_worker_settings_are_dropped_when_auto_becomes_sync(monkeypatch):
     assert resolve_vectorization(games) == EnvConfig("ALE/Pong-v5", vectorization="sync", atari=True)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization, cls", [("sync", SyncVectorEnv), ("async", WorkerVectorEnv)])
 def test_sync_and_async_reset_in_the_same_step_by_default(vectorization, cls):
     for autoreset, name in {None: "SAME_STEP", "NEXT_STEP": "NEXT_STEP", "DISABLED": "DISABLED"}.items():
@@ -290,7 +291,7 @@ def test_invalid_settings_are_rejected(setting, says):
 @pytest.mark.parametrize("registered", ["by gymnasium", "by gymnasium-robotics"])
 def test_an_old_mujoco_environment_is_refused_with_the_versions_to_use(monkeypatch, registered):
     if registered == "by gymnasium-robotics":
-        old = EnvSpec("HalfCheetah-v3", entry_point="gymnasium_robotics.envs.mujoco.half_cheetah_v3:MujocoHalfCheetahEnv")
+        old = EnvSpec("HalfCheetah-v3", entry_point="gymnasium_robotics.envs.mujoco.half_cheetah_v3:HalfCheetahEnv")
         monkeypatch.setitem(gym.registry, old.id, old)
     line = refusal(make_env, EnvConfig("HalfCheetah-v3"))
     assert line == "HalfCheetah-v3 needs mujoco_py, which is no longer maintained; use a version from v4 on"

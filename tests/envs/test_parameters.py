@@ -192,6 +192,7 @@ PARAMETERS_DRAWN = {"length": uniform(0.3, 3), "masscart": uniform(1, 2)}
 RANDOM = EnvConfig("CartPole-v1", num_envs=3, parameters=PARAMETERS_DRAWN, observe_parameters=True, max_episode_steps=12)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
 def test_a_seed_draws_the_same_numbers_with_sync_and_async_and_different_ones_in_each_environment(autoreset):
     config = replace(RANDOM, autoreset=autoreset)
@@ -210,6 +211,7 @@ def test_another_seed_draws_other_numbers_unless_the_sampler_has_its_own():
     assert one == other and len(set(one)) == 3
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5", "LunarLander-v3"])
 def test_a_saved_environment_has_the_same_parameters_and_draws_the_next_ones(env_id, vectorization):

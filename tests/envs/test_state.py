@@ -69,6 +69,7 @@ def test_restored_environments_continue_exactly(name, mode):
             assert is_continued(lambda config=config: make_vector_env(config), config, before) is None
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["CartPole", pytest.param("LunarLander", marks=pytest.mark.slow)])
 def test_restored_workers_continue_exactly_in_every_mode(name, mode):
@@ -92,6 +93,7 @@ def test_a_game_without_sticky_actions_is_restored_from_its_emulator():
     assert is_continued(lambda: make_vector_env(config), config, 30, 40) is None
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("before", range(9, 14))
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_pending_reset_is_restored(vectorization, before):
@@ -219,6 +221,7 @@ def test_an_environment_with_hidden_state_is_replayed(vectorization, mode):
     assert is_continued(lambda: make_vector_env(config), config) is None
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_environments_own_get_state_comes_first(vectorization):
     config = EnvConfig("OwnState-v0", 2, vectorization, max_episode_steps=20)
@@ -231,6 +234,7 @@ def test_an_environments_own_get_state_comes_first(vectorization):
     stepper.close()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization, mode", WAYS)
 def test_an_environment_that_cannot_be_restored_starts_new_episodes_with_a_notice(vectorization, mode):
     config = EnvConfig("ChanceState-v0", 2, vectorization, mode)

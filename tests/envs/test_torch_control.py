@@ -16,6 +16,7 @@ from lightning_rl.envs.tensors import HostView, TorchCartPole, TorchPendulum
 from tests.fitting import TINY
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind, name, width", [(TorchCartPole, "CartPole-v1", 0.3), (TorchPendulum, "Pendulum-v1", 8.0)])
 def test_transitions_are_gymnasiums(kind, name, width):
     envs, one, rng = kind(500, 10_000, "cpu"), gym.make(name).unwrapped, np.random.default_rng(0)

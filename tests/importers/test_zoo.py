@@ -320,7 +320,7 @@ def test_an_environment_is_found_in_its_newest_version(name, asked, today, said)
 
 
 def test_an_old_mujoco_environment_is_found_in_its_newest_version_also_where_gymnasium_robotics_registered_it(monkeypatch):
-    old = EnvSpec("HalfCheetah-v3", entry_point="gymnasium_robotics.envs.mujoco.half_cheetah_v3:MujocoHalfCheetahEnv")
+    old = EnvSpec("HalfCheetah-v3", entry_point="gymnasium_robotics.envs.mujoco.half_cheetah_v3:HalfCheetahEnv")
     monkeypatch.setitem(gym.registry, old.id, old)
     assert settings(imported("sac", "HalfCheetah-v3"))["env"]["id"] == "HalfCheetah-v5"
 

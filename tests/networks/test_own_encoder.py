@@ -65,6 +65,7 @@ def test_it_sees_batches_of_all_observations_and_its_width_is_what_it_returns():
     torch.testing.assert_close(encoded[2, 1], encoder.own(one)[0])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm, env", [(PPO, "CartPole-v1"), (DQN, "CartPole-v1"), (SAC, "Pendulum-v1"), (TD3, "Pendulum-v1")])
 @pytest.mark.parametrize("memory", [None, lrl.LSTM(4, 4)])
 def test_it_learns_in_every_network_with_and_without_memory(algorithm, env, memory):

@@ -14,6 +14,7 @@ from tests.fitting import fit, tiny
 GAMMA, PERIOD = 0.99, 5
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("ending", ["termination", "truncation"])
 @pytest.mark.parametrize("n_steps", [1, 3, 5])
 def test_a_window_sums_the_rewards_up_to_the_end_and_bootstraps_unless_it_terminates(n_steps, ending):

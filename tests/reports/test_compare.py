@@ -177,6 +177,7 @@ def boxes(figure):
         yield axes.get_window_extent(), axes.get_tightbbox(), legend.get_window_extent()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("environments", [1, 3])
 @pytest.mark.parametrize("named", ["long", "short"])
 def test_each_panel_and_each_legend_have_a_place_of_their_own(environments, named, folder):
@@ -243,6 +244,7 @@ def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", ["$\\frac{$", "$$", "a\\$b$", "<i>$x$</i>", "{x:}%s", "Ω\udcff"], ids=ascii)
 def test_names_are_shown_as_they_are_whatever_their_letters(name, folder, capfd):
     write_run(folder / "one", {100: [1], 200: [2]}, encoder=name, env=f"{name}-v0")

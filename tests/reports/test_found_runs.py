@@ -207,6 +207,7 @@ def test_runs_without_returns_are_left_out_of_a_folder_and_refused_if_named(tmp_
         find_runs([tmp_path / "a", empty])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [

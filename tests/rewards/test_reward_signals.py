@@ -149,6 +149,7 @@ def test_known_observations_are_paid_less_than_new_ones(make):
     assert signal.reward(new).mean() > 3 * signal.reward(known).mean()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("settings", [{}, {"use_actions": True}, {"use_vail": True}, {"normalize": True}])
 def test_a_discriminator_learns_to_recognize_demonstrations(settings):
     torch.manual_seed(0)
@@ -257,6 +258,7 @@ def test_a_rollout_holds_next_observations(algorithm, autoreset, paid):
         torch.testing.assert_close(rollout.reward[..., 1][valid], rollout.obs[..., 1][valid] * 1.01 + 1)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("n_steps", [1, 3])
 @pytest.mark.parametrize("memory", [None, GRU(4, 4, 1)], ids=["", "with a memory"])
 @pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
@@ -324,6 +326,7 @@ LEARNERS = {
 REPLAY = {"batch_size": 64, "learning_starts": 600, "buffer_size": 4_000, "steps_per_iteration": 100, "max_env_steps": 3_000}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", [PPO, DQN, *(pytest.param(each, marks=pytest.mark.slow) for each in (SAC, A2C, IMPALA, TD3))])
 def test_two_signals_have_separate_values(algorithm, paid):
     # 1 / (1 - 0.9) for the environment's 1, 2 / (1 - 0.5) for the other's 2
@@ -344,6 +347,7 @@ def test_two_signals_have_separate_values(algorithm, paid):
     assert values.tolist() == pytest.approx([10, 4], rel=0.04)
 
 
+@pytest.mark.variants
 @every_algorithm
 @pytest.mark.parametrize("name", ["curiosity", "rnd"])
 def test_signals_learn_with_the_policy_and_are_saved_in_checkpoints(algorithm, name, tmp_path):
@@ -455,6 +459,7 @@ class Drawn(gym.Env):
         return self.observation_space.sample(), 1.0, False, self.steps == 10, {}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("use_actions", [False, True])
 @pytest.mark.parametrize("space", [Box(-1, 1, (3,), np.float64), Box(-1, 1, (), np.float32)])
 def test_demonstrations_may_have_numbers_of_64_bits_and_observations_without_a_dimension(space, use_actions):

@@ -30,6 +30,7 @@ def test_each_is_named_as_the_config_that_trained_it_and_all_are_small():
     assert sum(file.stat().st_size for folder in agents.values() for file in folder.iterdir()) < 20e6
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", packaged_agents())
 def test_an_agent_plays_as_well_as_its_config_says(name):
     assert lrl.evaluate(f"zoo:{name}", episodes=10, seed=1)["return_mean"] >= LEAST[name]

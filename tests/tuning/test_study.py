@@ -91,6 +91,7 @@ def recorded(folder):
     return [*trials, study.user_attrs.get("confirmation")]
 
 
+@pytest.mark.thorough
 def test_a_study_leaves_runs_a_table_a_picture_and_the_best_config_and_goes_on(folder, capfd):
     options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --seeds 2 --pruner none --confirm 0 --out mine"
     status, out, err = run(f"{options} --trials 1", capfd)

@@ -19,6 +19,7 @@ def ends_of(parameter):
     return parameter.get("values") or [parameter["min"], parameter["max"]]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("number", range(max(len(ends_of(each)) for each in SWEEP["parameters"].values())))
 def test_the_command_of_an_agent_is_accepted_by_fit(number, capfd):
     chosen = {name: {"value": ends_of(each)[number % len(ends_of(each))]} for name, each in SWEEP["parameters"].items()}
