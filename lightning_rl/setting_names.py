@@ -51,7 +51,7 @@ MOVED = {
     "import": "--import MODULE on the command line",
 }
 """Settings of Stable-Baselines3 and its zoo that have another name or place here, in command-line form."""
-ELSEWHERE = {
+NAMES_IN_OTHER_LIBRARIES = {
     "ddpg": "TD3 with n_critics: 1, policy_delay: 1, target_policy_noise: 0",
     "ippo": "PPO, or MultiAgent with an algorithm for each behavior",
     "mappo": "PPO with critic_obs: all",
@@ -78,7 +78,7 @@ ELSEWHERE = {
     "es": "EvolutionStrategies",
     "openaies": "EvolutionStrategies",
 }
-"""Algorithms that have another name here or are settings of another one, by their names in lower case, without punctuation."""
+"""What algorithms of other libraries are here, by their names in lower case without punctuation."""
 IN_PYTHON = {
     r"\bmodel\.env\.id\b": "env",
     r"\bmodel\.env\.(\w+)": r"env=lrl.EnvConfig(…, \1=…)",
@@ -109,9 +109,9 @@ def way_out(name: str, names: Iterable[str], in_python: bool = False) -> str:
     return f"; here it is {place}"
 
 
-def way_out_of_names(name: str, names: Iterable[str]) -> str:
-    """Return how an unknown algorithm is called here, or else the closest of `names`; an empty string if there is neither."""
-    here = ELSEWHERE.get(re.sub(r"\W|_", "", name).lower())
+def suggest_algorithm(name: str, names: Iterable[str]) -> str:
+    """Return what another library's algorithm is here, or else the closest of `names`; an empty string if there is neither."""
+    here = NAMES_IN_OTHER_LIBRARIES.get(re.sub(r"\W|_", "", name).lower())
     return f"; here it is {here}" if here else nearest(name, names)
 
 

@@ -295,8 +295,9 @@ def unknown_parts(space: Space, obs: Tree) -> list[str]:
 
 
 def is_outside(space: Space, obs: Tree) -> bool:
-    """Return whether any number of an observation, or a batch, is none of a Discrete or MultiDiscrete space's, or would wrap in the dtype
-    of another space of whole numbers."""
+    """Return whether an observation, or a batch, has a number outside its Discrete or MultiDiscrete space, or one that would wrap in the
+    integer dtype of another space.
+    """
     if isinstance(space, Dict | Tuple):
         return any(is_outside(child, obs[name]) for name, child in (space.items() if isinstance(space, Dict) else enumerate(space)))
     if isinstance(space, Discrete | MultiDiscrete):

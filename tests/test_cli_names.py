@@ -16,7 +16,7 @@ from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS, tune_pars
 from lightning_rl.errors import SettingError
 from lightning_rl.exporting import formats
 from lightning_rl.importers import zoo_settings
-from lightning_rl.setting_names import ELSEWHERE, PARTS, SECTIONS, settings_of_model, settings_of_section, way_out_of_names
+from lightning_rl.setting_names import NAMES_IN_OTHER_LIBRARIES, PARTS, SECTIONS, settings_of_model, settings_of_section, suggest_algorithm
 from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.tuning.study import StudySettings
@@ -52,7 +52,7 @@ def test_the_defaults_of_tune_are_those_of_a_study():
     assert {name: defaults[name] for name in vars(StudySettings())} == vars(StudySettings())
 
 
-@pytest.mark.parametrize(("name", "here"), ELSEWHERE.items())
+@pytest.mark.parametrize(("name", "here"), NAMES_IN_OTHER_LIBRARIES.items())
 def test_the_name_of_an_algorithm_in_other_libraries_is_answered_with_settings_that_exist_here(name, here):
     with pytest.raises(SettingError, match=f"there is no algorithm '{name.upper()}' .*; here it is {here}$"):
         algorithm_class(name.upper(), lightning_rl.Algorithm)
@@ -61,8 +61,8 @@ def test_the_name_of_an_algorithm_in_other_libraries_is_answered_with_settings_t
 
 
 def test_an_algorithm_of_another_library_may_be_written_with_punctuation():
-    assert way_out_of_names("QR-DQN", MODELS) == "; here it is DQN with distribution: quantiles"
-    assert way_out_of_names("PP0", MODELS) == "; did you mean PPO?"
+    assert suggest_algorithm("QR-DQN", MODELS) == "; here it is DQN with distribution: quantiles"
+    assert suggest_algorithm("PP0", MODELS) == "; did you mean PPO?"
 
 
 @pytest.mark.variants

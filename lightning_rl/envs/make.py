@@ -328,7 +328,7 @@ def prepare_package(env_id: str) -> None:
 
 
 def needs_mujoco_py(env_id: str) -> bool:
-    """Return whether an id is that of an old MuJoCo environment, which gymnasium has no more and gymnasium-robotics registers again."""
+    """Return whether an id is an old MuJoCo environment (v2, v3), which gymnasium removed and gymnasium-robotics registers again."""
     entry = getattr(gym.registry.get(env_id), "entry_point", None)
     return "mujoco_py" in getattr(entry, "__name__", "") or str(entry).startswith("gymnasium_robotics.envs.mujoco.")
 

@@ -129,13 +129,9 @@ def cut(texts: list[str]) -> list[str]:
         return texts
     first_difference = next((place for place, letters in enumerate(zip(*texts, strict=False)) if len({*letters}) > 1), 0)
     first = max(0, first_difference - MAX_CELL // 3)
-    short = [f"{'…' * (first > 0)}{shorten_text(text[first:])}" if len(text) > MAX_CELL else text for text in texts]
+    last = first + MAX_CELL - 1
+    short = [f"{'…' * (first > 0)}{text[first:last]}{'…' * (len(text) > last)}" if len(text) > MAX_CELL else text for text in texts]
     return short if len({*short}) == len({*texts}) else texts
-
-
-def shorten_text(text: str) -> str:
-    """Return at most `MAX_CELL` characters of a text."""
-    return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
 
 
 def final_table(section: Section) -> Table:

@@ -25,7 +25,7 @@ from lightning_rl.envs.agents.copies import is_packaged, is_path
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_path, nearest
-from lightning_rl.setting_names import way_out_of_names
+from lightning_rl.setting_names import suggest_algorithm
 from lightning_rl.sharing.agent import agent_of, is_agent, read_agent
 from lightning_rl.sharing.hub import download, is_address
 from lightning_rl.sharing.sb3 import is_zip, read_zip
@@ -266,7 +266,7 @@ def algorithm_class(name: str, base: type) -> type:
     if name not in imported:
         names = {*MODELS, *(key for key, cls in imported.items() if cls.__module__.partition(".")[0] != "lightning_rl")}
         own = "your own: import its module first, or --import its_module"
-        raise SettingError(f"there is no algorithm {name[:60]!r} ({own}){way_out_of_names(name, names)}")
+        raise SettingError(f"there is no algorithm {name[:60]!r} ({own}){suggest_algorithm(name, names)}")
     return imported[name]
 
 
