@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
+from lightning_rl.callbacks.evaluation import begin_hook
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.episodes import Finished
@@ -166,7 +167,7 @@ class MultiAgent(Run):
     def _call(self, name: str, hook: str, *arguments: object, **named: object) -> Any:
         """Call a hook of a learner as Lightning would if it trained alone."""
         learner = self.algorithms[name]
-        learner._current_fx_name = hook  # `log` checks the hook that calls it
+        begin_hook(learner, hook)
         return learner.call_hook(hook, *arguments, **named)
 
     def _call_all(self, hook: str, *arguments: object, **named: object) -> None:

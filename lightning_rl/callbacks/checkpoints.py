@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,7 +17,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
-from lightning_rl.callbacks.stopping import EVALUATION_METRICS, KNOWN_METRICS, is_least_best, is_one_epoch, may_be_absent, metric_of
+from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, may_be_absent, metric_of
 from lightning_rl.checkpoints.kinds import are_optimizer_states, is_finite
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
@@ -281,23 +280,6 @@ class SaveCheckpoints(Checkpoint):
 def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
     """Save a checkpoint, and return whether that succeeded."""
     return try_saving(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
-
-
-def check_savers(trainer: pl.Trainer) -> None:
-    """Raise `SettingError` for a `ModelCheckpoint` of Lightning that would never save or never compare."""
-    for saver in trainer.checkpoint_callbacks:
-        name, epochs = type(saver).__name__, getattr(saver, "_every_n_epochs", 1)
-        if getattr(saver, "_train_time_interval", None) is not None:
-            raise SettingError(f"{name}: train_time_interval saves nothing under manual optimization; use every_n_train_steps")
-        saves_else = getattr(saver, "save_last", None) or getattr(saver, "save_on_exception", False)
-        if epochs > 1 and not saves_else and is_one_epoch(trainer):
-            raise SettingError(f"{name}: every_n_epochs {epochs} saves nothing, since a run is one epoch; use every_n_train_steps")
-        monitor = getattr(saver, "monitor", None)
-        compares = monitor is None or monitor.startswith(EVALUATION_METRICS) or getattr(saver, "_every_n_train_steps", 1)
-        if not (compares or saves_else) and getattr(saver, "_save_on_train_epoch_end", None) is not False and is_one_epoch(trainer):
-            once = f"monitor {monitor!r} would be checked only at the end, since a run is one epoch"
-            raise SettingError(f"{name}: {once}; add every_n_train_steps (iterations), or monitor eval/mean_reward")
-    warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")  # iterations are saved whole
 
 
 def notify_loggers(trainer: pl.Trainer) -> None:

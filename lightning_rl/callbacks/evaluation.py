@@ -380,13 +380,18 @@ def run_as_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, di
         trainer.state.stage, module._current_fx_name = stage, hook
 
 
+def begin_hook(module: Any, hook: str) -> None:
+    """Make `module.log` treat its next calls as made in a hook of Lightning."""
+    module._current_fx_name = hook
+
+
 def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = object, without: Sequence[object] = ()) -> None:
     """Call hooks of Lightning in callbacks and then in the module, except in its progress bars, which would show batches.
 
     `only`: the class of the objects to call.  without: callbacks to skip.
     """
     for hook in hooks:
-        module._current_fx_name = hook  # `log` checks which hook calls it
+        begin_hook(module, hook)
         for each in [*callbacks_of(trainer, only), *([module] if isinstance(module, only) else [])]:
             if each not in without and hasattr(each, hook) and not any(base.__name__ == "ProgressBar" for base in type(each).__mro__):
                 getattr(each, hook)(*(() if each is module else (trainer, module)))

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lightning_rl.callbacks.checkpoints import SaveCheckpoints, check_savers
+from lightning_rl.callbacks.checkpoints import SaveCheckpoints
 from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
-from lightning_rl.callbacks.stopping import follow_evaluations, forget_reasons
+from lightning_rl.callbacks.stopping import check_savers, follow_evaluations, forget_reasons
 from lightning_rl.errors import SettingError, check_range
 
 Network = TypeVar("Network", bound=nn.Module)

@@ -1,10 +1,11 @@
-"""Stop a run early: after a good evaluation, or on a signal."""
+"""Stop a run early: after a good evaluation, or on a signal; check when Lightning's callbacks stop and save."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -167,6 +168,23 @@ def check_monitors(trainer: pl.Trainer, metrics: dict[str, float]) -> list[Any]:
             who, hint = type(callback).__name__, nearest(callback.monitor, metrics)
             raise SettingError(f"{who}: monitor {callback.monitor!r} is not a metric of evaluations{hint}")
     return absent
+
+
+def check_savers(trainer: pl.Trainer) -> None:
+    """Raise `SettingError` for a `ModelCheckpoint` of Lightning that would never save or never compare."""
+    for saver in trainer.checkpoint_callbacks:
+        name, epochs = type(saver).__name__, getattr(saver, "_every_n_epochs", 1)
+        if getattr(saver, "_train_time_interval", None) is not None:
+            raise SettingError(f"{name}: train_time_interval saves nothing under manual optimization; use every_n_train_steps")
+        saves_else = getattr(saver, "save_last", None) or getattr(saver, "save_on_exception", False)
+        if epochs > 1 and not saves_else and is_one_epoch(trainer):
+            raise SettingError(f"{name}: every_n_epochs {epochs} saves nothing, since a run is one epoch; use every_n_train_steps")
+        monitor = getattr(saver, "monitor", None)
+        compares = monitor is None or monitor.startswith(EVALUATION_METRICS) or getattr(saver, "_every_n_train_steps", 1)
+        if not (compares or saves_else) and getattr(saver, "_save_on_train_epoch_end", None) is not False and is_one_epoch(trainer):
+            once = f"monitor {monitor!r} would be checked only at the end, since a run is one epoch"
+            raise SettingError(f"{name}: {once}; add every_n_train_steps (iterations), or monitor eval/mean_reward")
+    warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization")  # iterations are saved whole
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)

@@ -1,6 +1,7 @@
 """Shell completion with shtab: `lightning-rl completion bash`."""
 
 import argparse
+from collections.abc import Iterable
 
 import shtab
 
@@ -18,23 +19,23 @@ def print_completion(options: argparse.Namespace) -> int:
     """Print the script with which a shell completes our subcommands, options and settings."""
     program = argparse.ArgumentParser("lightning-rl", add_help=False)
     subcommands = program.add_subparsers(dest="subcommand")
-    for name, make in PARSERS.items():
-        adopt(subcommands, name, make())
-    tune = tune_parser()
-    for parser in (adopt(subcommands, "fit", argparse.ArgumentParser(add_help=False)), adopt(subcommands, "tune", tune)):
-        add_settings(parser)
-    subcommands.add_parser("list")
+    for name, make in {**PARSERS, "tune": tune_parser}.items():
+        parser = make()
+        complete_files(parser.options)
+        own = subcommands.add_parser(name, help=parser.description, parents=[parser], add_help=False, conflict_handler="resolve")
+        if name == "tune":
+            add_settings(own)
+    add_settings(subcommands.add_parser("fit", help="Train.", add_help=False, conflict_handler="resolve"))
+    subcommands.add_parser("list", help="Print the algorithms and the packaged configs.")
     print(shtab.complete(program, options.shell))
     return 0
 
 
-def adopt(subcommands: argparse._SubParsersAction, name: str, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add a subcommand with the options of a parser, and complete file names where values are files. Return the subcommand's parser."""
-    own = subcommands.add_parser(name, help=parser.description, parents=[parser], add_help=False, conflict_handler="resolve")
-    for action in own._actions:
-        if action.dest in FILES:
-            action.complete = shtab.FILE
-    return own
+def complete_files(options: Iterable[argparse.Action]) -> None:
+    """Complete file names where an option's values are files."""
+    for option in options:
+        if option.dest in FILES:
+            option.complete = shtab.FILE  # type: ignore[attr-defined]  # read by shtab
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,5 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     names = dict.fromkeys(name for model in ALGORITHMS for name in settings_of_model(model))
     settings = [*(f"model.{name}" for name in names), *(f"model.{part}.{name}" for part in PARTS for name in settings_of_section(part))]
     settings += [f"{section}.{name}" for section in ("trainer", *SECTIONS) for name in settings_of_section(section)]
-    for name in [*settings, *(set(OPTIONS) - {"config", "model", "help"})]:
-        action = parser.add_argument(f"--{name}", help=argparse.SUPPRESS if name in SECTIONS else None)
-        if name in FILES:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    options = [*settings, *sorted(set(OPTIONS) - {"config", "model", "help"})]
+    complete_files([parser.add_argument(f"--{name}", help=argparse.SUPPRESS if name in SECTIONS else None) for name in options])

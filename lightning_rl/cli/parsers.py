@@ -7,7 +7,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lightning_rl.cli.names import OPTIONS, read_options
 from lightning_rl.errors import SettingError, nearest
@@ -79,7 +79,12 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises `SettingError` instead of printing its usage."""
 
     def __init__(self, subcommand: str, description: str) -> None:
+        self.options: list[argparse.Action] = []
         super().__init__(f"lightning-rl {subcommand}", description=description, allow_abbrev=False)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        self.options.append(super().add_argument(*names, **settings))
+        return self.options[-1]
 
     def add_checkpoint(self) -> None:
         """Add the option for a checkpoint."""
@@ -257,7 +262,7 @@ def read_tune_options(arguments: list[str]) -> TuneOptions:
     """Read the options of `tune`, and check all names."""
     parser = tune_parser()
     own, others = parser.parse_known_args(arguments)
-    check_options(others, [action.dest for action in parser._actions])
+    check_options(others, [option.dest for option in parser.options])
     check_population(own, {name: parser.get_default(name) for name in OF_STUDIES})
     read_options(others)
     return TuneOptions(own, others, arguments)

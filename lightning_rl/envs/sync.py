@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_empty_array, iterate
 
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS, Info
@@ -139,6 +139,11 @@ def contract_of(env: gym.Env, index: int) -> Contract:
     return Contract(env.observation_space, f"environment {index} of {name_of(env)}")
 
 
+def merge_info(envs: VectorEnv, infos: Info, info: Info, index: int) -> Info:
+    """Add one environment's info to those of a vector environment, in gymnasium's format: an array `[N]` and a mask of who has a value."""
+    return envs._add_info(infos, info, index)  # gymnasium has no public name for it
+
+
 class TurnVectorEnv(SyncVectorEnv):
     """A faster version of gymnasium's `SyncVectorEnv` in mode SAME_STEP: the step that ends an episode starts the next one.
 
@@ -163,7 +168,7 @@ class TurnVectorEnv(SyncVectorEnv):
             with contract.naming():
                 self.latest[i], info = env.reset(seed=each, options=options)
             contract.check_obs(self.latest[i])
-            infos = self._add_info(infos, contract.read_info(info), i)
+            infos = merge_info(self, infos, contract.read_info(info), i)
         self._stack()
         return self.stacked, infos
 
@@ -195,13 +200,13 @@ class TurnVectorEnv(SyncVectorEnv):
                     contract.check_obs(obs)
                     ends[:, i] = terminated, truncated
                     final = {"final_obs": deepcopy(obs), "final_info": contract.read_info(info, over=True)}  # the reset may write into it
-                    infos = self._add_info(infos, final, i)
+                    infos = merge_info(self, infos, final, i)
                     obs, info = env.reset()
                     self.contracts[i].check_obs(obs)
                 if info.__class__ is not dict:
                     info = self.contracts[i].read_info(info)
                 if MASK in info:
-                    infos = self._add_info(infos, {MASK: info[MASK]}, i)
+                    infos = merge_info(self, infos, {MASK: info[MASK]}, i)
             except SettingError:
                 raise
             except Exception as error:  # a user's environment may raise anything

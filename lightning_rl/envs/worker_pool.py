@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_shared_memory, iterate, read_from_shared_memory
 
 from lightning_rl.envs import Info, Options
+from lightning_rl.envs.sync import merge_info
 from lightning_rl.envs.worker import FAILED, UNUSABLE, to_bytes, work
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import (
@@ -276,7 +277,7 @@ class WorkerVectorEnv(VectorEnv):
         infos: Info = {}
         for i, reply in enumerate(replies):
             if reply:
-                infos = self._add_info(infos, pickle.loads(reply), i)
+                infos = merge_info(self, infos, pickle.loads(reply), i)
         return infos
 
 

@@ -186,12 +186,15 @@ class Run(HookedModule):
     def say(self, text: str) -> None:
         """Print a line for the user, on rank 0."""
         if self.global_rank == 0:
-            getattr(self._trainer, "say", print)(printable(text))
+            getattr(self.trainer if self.has_trainer else None, "say", print)(printable(text))
 
     @property
     def has_trainer(self) -> bool:
         """Return whether it has a Trainer; its experience can be used without one."""
-        return self._trainer is not None
+        try:
+            return self.trainer is not None
+        except RuntimeError:  # Lightning's: it is not attached to one
+            return False
 
     @property
     def world_size(self) -> int:

@@ -192,7 +192,7 @@ class Trainer(EvaluatingTrainer):
             force: start again in the folder `run_name` even if it contains a run, which is deleted.
         """
         leave_the_program()
-        if isinstance(getattr(model, "_orig_mod", None), Run):
+        if type(model).__module__.startswith("torch.") and any(isinstance(each, Run) for each in model.children()):
             raise SettingError("torch.compile(algorithm) would compile the whole run; set compile to true instead")
         if not isinstance(model, Run):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
@@ -424,7 +424,7 @@ class ShareFolder(pl.Callback):
 
 def folder_of(model: Run) -> Path | None:
     """Return the folder of the run in which a model was trained; None if unknown."""
-    trainer = model._trainer
+    trainer = model.trainer if model.has_trainer else None
     return trainer.run_folder if isinstance(trainer, Trainer) and trainer.lightning_module is model else None
 
 
