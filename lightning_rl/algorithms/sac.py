@@ -21,14 +21,7 @@ from lightning_rl.networks.off_policy import Actor, Critic, Temperature, entropy
 from lightning_rl.optimization import FlatAdam
 from lightning_rl.spaces import short
 from lightning_rl.training.arguments import Range
-from lightning_rl.training.settings import (
-    CriticFields,
-    ReplayFields,
-    StateDependentFields,
-    ensemble_settings,
-    hidden_observations,
-    sde_settings,
-)
+from lightning_rl.training.settings import CriticFields, ReplayFields, StateDependentFields, actor_settings, ensemble_settings
 from lightning_rl.types import Transition, Tree
 
 
@@ -77,17 +70,14 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
-        hidden = hidden_observations(self.critic_obs)
-        if not self.use_sde and self.log_std_init != type(self).log_std_init:
-            raise SettingError("log_std_init is a setting of use_sde, which is false; remove it")
-        sde = sde_settings(self, max(1, self.train_freq // self.num_envs), learn_features=True)
-        settings = {**self.network_settings, "critic_obs": hidden, "layers": self.actor_layers}
-        settings |= {"sde": sde, "log_std_init": self.log_std_init}
-        self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **settings)
+        self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **actor_settings(self))
         self.actions = SoftActions(self.network.distribution)
-        self.check_quantiles()
-        actions, choices = self.actions.num_actions, self.actions.num_choices
-        self.critic = Critic(self.spaces.observation, actions, choices, **ensemble_settings(self))
+        if self.n_quantiles is not None and self.value_network:
+            raise SettingError("n_quantiles cannot be combined with value_network, which learns a mean; leave one out")
+        if self.n_quantiles is not None and "discrete" in self.actions.kinds:
+            with_quantiles = f"{type(self).__name__} with n_quantiles needs Box actions only, got {short(self.spaces.action)}"
+            raise SettingError(f"{with_quantiles}; use SAC without n_quantiles, or DQN with distribution quantiles")
+        self.critic = Critic(self.spaces.observation, self.actions.num_actions, self.actions.num_choices, **ensemble_settings(self))
         self.value = Critic(self.spaces.observation, 0, ensemble=1, **self.critic_settings) if self.value_network else None
         self.target = make_target(self.value or self.critic)
         self.target_networks = [(self.value or self.critic, self.target)]
@@ -95,15 +85,6 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         self.temperature = Temperature(self.actions.kinds, self.ent_coef, entropy_targets(self.target_entropy, auto))
         self.min_optimizers = 2 + self.temperature.learned
         self.losses = self.losses[: self.min_optimizers]  # type: ignore[misc]  # a temperature that is not learned has none
-        self.kind_names = [f"_{kind}" for kind in self.actions.kinds] if len(self.actions.kinds) > 1 else [""]
-
-    def check_quantiles(self) -> None:
-        """Raise `SettingError` if quantiles are combined with a value network or with discrete actions."""
-        if self.n_quantiles is not None and self.value_network:
-            raise SettingError("n_quantiles cannot be combined with value_network, which learns a mean; leave one out")
-        if self.n_quantiles is not None and "discrete" in self.actions.kinds:
-            with_quantiles = f"{type(self).__name__} with n_quantiles needs Box actions only, got {short(self.spaces.action)}"
-            raise SettingError(f"{with_quantiles}; use SAC without n_quantiles, or DQN with distribution quantiles")
 
     def experience(self) -> ReplayDataset:
         return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)
@@ -185,13 +166,8 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         q = self.critic.estimate.policy(q) if self.value is None else q[0]
         expected = losses.expected(q, policy.probs, self.actions.num_branches)
         loss = (batch.weight * losses.actor_loss(expected, policy.entropy, self.temperature())).sum()
-        metrics = {"actor_loss": loss}
-        for k, kind in enumerate(self.kind_names):
-            metrics |= {f"entropy{kind}": batch.mean(policy.entropy[:, k].detach()), f"ent_coef{kind}": self.temperature()[k]}
-        if names := self.network.distribution.names:
-            entropies = self.actions.leaf_entropies(policy.detach())
-            metrics |= {f"train/entropy/{part}": batch.mean(entropies[:, k]) for k, part in enumerate(names)}
-        return loss, policy.entropy.detach(), metrics
+        policy = policy.detach()
+        return loss, policy.entropy, {"actor_loss": loss, **self.actions.metrics(policy, self.temperature(), batch.mean)}
 
     def temperature_loss(self, batch: Transition, entropy: Tensor) -> Tensor:
         """Return J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α in place of α as in the authors' code)."""

@@ -191,6 +191,15 @@ class ActorCriticFields(StateDependentFields):
     """Initialize weights orthogonally."""
 
 
+def actor_settings(algorithm: Any) -> dict[str, Any]:
+    """Return the settings of SAC's policy. Raises `SettingError`: a setting of `use_sde` is set while it is false."""
+    if not algorithm.use_sde and algorithm.log_std_init != type(algorithm).log_std_init:
+        raise SettingError("log_std_init is a setting of use_sde, which is false; remove it")
+    sde = sde_settings(algorithm, max(1, algorithm.train_freq // algorithm.num_envs), learn_features=True)
+    own = {"critic_obs": hidden_observations(algorithm.critic_obs), "layers": algorithm.actor_layers}
+    return {**algorithm.network_settings, **own, "sde": sde, "log_std_init": algorithm.log_std_init}
+
+
 def make_actor_critic(algorithm: Any) -> ActorCritic:
     """Build the network of an algorithm with `ActorCriticFields`."""
     return ActorCritic(algorithm.spaces, **actor_critic_settings(algorithm))

@@ -492,7 +492,7 @@ def test_the_storage_of_rows_does_not_change_what_is_learned(algorithm, tmp_path
     kept = []
 
     def note(buffer: ReplayBuffer) -> None:
-        records = buffer.layout.table.records
+        records = buffer.layout.records
         kept.append((type(buffer.layout), isinstance(records.base, np.memmap), len(buffer), records.itemsize))
 
     def run(replay: dict[str, Any]) -> Tensor:

@@ -115,9 +115,9 @@ def test_a_relabelled_row_pays_what_compute_reward_says_and_others_what_they_pai
 
 def test_the_stored_rows_keep_their_goals():
     buffer = buffer_of(episode(1, 5))
-    before = buffer.layout.table.records.copy()
+    before = buffer.layout.records.copy()
     buffer.sample(500)
-    assert np.array_equal(buffer.layout.table.records, before)
+    assert np.array_equal(buffer.layout.records, before)
 
 
 def test_a_row_terminates_where_it_did_unless_the_environment_says_where_other_goals_end():

@@ -134,7 +134,7 @@ class ReplayBuffer:
         """Write one transition into each of these rings."""
         first, head = self.first[envs], self.head[envs]
         rows = first + head
-        self.layout.write(rows, row, next_observation)
+        self.layout.write(rows, (row, next_observation))
         overwritten = first + (head + self.layout.spare) % self.slots if self.layout.spare else rows
         self.head[envs] = (head + 1) % self.slots
         self.count[envs] = np.minimum(self.count[envs] + 1, self.length)

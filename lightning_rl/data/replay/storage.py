@@ -150,7 +150,7 @@ class RowTable:
         self._keep(np.concatenate([self.records[:rows], np.zeros(max(0, rows - len(self.records)), self.records.dtype)]))
 
 
-class StoredNext:
+class StoredNext(RowTable):
     """A layout in which each row also holds its next observation, so that one gather reads everything.
 
     Args:
@@ -166,19 +166,15 @@ class StoredNext:
     """Number of slots of a ring that hold only the observation after its newest row."""
 
     def __init__(self, template: Row, lanes: int, length: int, directory: Path | None, frames: int = 1) -> None:
+        super().__init__((template, template.observation), lanes * length, directory)
         self.frames = frames
-        self.table = RowTable((template, template.observation), lanes * length, directory)
-        self.row: Row = self.table.columns[0]
-        self.next_observation: Observation = self.table.columns[1]
+        self.row: Row = self.columns[0]
+        self.next_observation: Observation = self.columns[1]
 
     @staticmethod
     def bytes_per_row(template: Row, frames: int = 1) -> int:
         """Return the bytes of a transition."""
         return record_type((template, template.observation)).itemsize
-
-    def write(self, rows: np.ndarray, row: Row, next_observation: Observation) -> None:
-        """Write one row into each of these rings."""
-        self.table.write(rows, (row, next_observation))
 
     def cut(self, rows: np.ndarray) -> None:
         """End the episodes of the newest rows of some rings."""
@@ -186,21 +182,21 @@ class StoredNext:
 
     def read(self, rows: np.ndarray, last: np.ndarray) -> tuple[Row, Observation]:
         """Return rows, and the observations after the last rows of their windows."""
-        row, next_observation = self.table.take(rows)
-        return row, next_observation if last is rows else self.table.take(last)[1]
+        row, next_observation = self.take(rows)
+        return row, next_observation if last is rows else self.take(last)[1]
 
     def part_types(self) -> list[np.dtype]:
         """Return the dtypes of `parts`."""
-        return [self.table.records.dtype]
+        return [self.records.dtype]
 
     def parts(self, rows: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
         """Return everything stored in rows, and in the slots `after` the last rows of each ring, as arrays."""
-        return [self.table.records.take(rows)]
+        return [self.records.take(rows)]
 
     def restore(self, rows: np.ndarray, after: np.ndarray, parts: list[np.ndarray]) -> None:
         """Write back the result of `parts`; raise `ValueError` for parts of other rows."""
         check_lengths(parts, [len(rows)])
-        self.table.records[rows] = parts[0]
+        self.records[rows] = parts[0]
 
     def position(self) -> dict[str, np.ndarray]:
         """Return the state in addition to the rows: none."""
@@ -210,7 +206,7 @@ class StoredNext:
         """Do nothing: there is no state in addition to the rows."""
 
 
-class DerivedNext:
+class DerivedNext(RowTable):
     """A layout that stores each next observation once: as the observation of the next row, or in a side table if the episode ended.
 
     Of stacked frames only the newest is stored; the others are taken from the rows before, repeating the first frame of an episode. Each
@@ -230,8 +226,8 @@ class DerivedNext:
         self.slots = length + self.spare
         frame, row = self._templates(template, frames)
         self.observations = RowTable(frame, lanes * self.slots, directory)
-        self.table = RowTable(row, lanes * self.slots, directory)
-        self.row: Row = self.table.columns
+        super().__init__(row, lanes * self.slots, directory)
+        self.row: Row = self.columns
         self.time = np.zeros(lanes, dtype=np.int64)
         """Steps since the start of each ring's episode."""
         self.back = np.zeros(lanes * self.slots, dtype=np.uint8 if frames <= 256 else np.uint16)
@@ -253,15 +249,16 @@ class DerivedNext:
         """Return the slots after rows in their rings."""
         return np.where((rows + 1) % self.slots == 0, rows + 1 - self.slots, rows + 1)
 
-    def write(self, rows: np.ndarray, row: Row, next_observation: Observation) -> None:
-        lanes = rows // self.slots
+    def write(self, rows: np.ndarray, step: tuple[Row, Observation]) -> None:
+        """Write one row, and the observation after it, into each of these rings."""
+        (row, next_observation), lanes = step, rows // self.slots
         if self.frames > 1 and not all((leaf == leaf[:, -1:])[self.time[lanes] == 0].all() for leaf in tree_leaves(row.observation.obs)):
             raise SettingError(
                 "an episode begins with frames that are not all equal to its first one, so they cannot be stored once; "
                 "set replay.optimize_memory_usage to false"
             )
         next_frame = _newest(next_observation, self.frames, 1)
-        self.table.write(rows, row._replace(observation=Observation(())))
+        super().write(rows, row._replace(observation=Observation(())))
         self.observations.write(rows, _newest(row.observation, self.frames, 1))
         self.observations.write(self.successor(rows), next_frame)
         self.back[rows] = np.minimum(self.time[lanes], self.frames - 1)
@@ -300,7 +297,7 @@ class DerivedNext:
         if len(ended):
             for leaf, end in zip(tree_leaves(next_observation), tree_leaves(self.finals.take(final[ended])), strict=True):
                 leaf[ended, -1] = end
-        return self.table.take(rows)._replace(observation=self._stacked(observation)), self._stacked(next_observation)
+        return self.take(rows)._replace(observation=self._stacked(observation)), self._stacked(next_observation)
 
     def _stacked(self, frames: Observation) -> Observation:
         newest = tree_index(frames, (slice(None), -1))
@@ -313,19 +310,19 @@ class DerivedNext:
 
     def part_types(self) -> list[np.dtype]:
         frame = self.observations.records.dtype
-        return [self.table.records.dtype, self.back.dtype, frame, frame]
+        return [self.records.dtype, self.back.dtype, frame, frame]
 
     def parts(self, rows: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
         final = self.final_of[rows]
         frames = self.observations.records.take(np.concatenate([rows, after]))
-        return [self.table.records.take(rows), self.back[rows], frames, self.finals.records.take(final[final >= 0])]
+        return [self.records.take(rows), self.back[rows], frames, self.finals.records.take(final[final >= 0])]
 
     def restore(self, rows: np.ndarray, after: np.ndarray, parts: list[np.ndarray]) -> None:
         table, back, frames, finals = parts
         check_lengths(parts[:3], [len(rows), len(rows), len(rows) + len(after)])
         if (back >= self.frames).any():
             raise ValueError("stacks of more frames")
-        self.table.records[rows], self.back[rows] = table, back
+        self.records[rows], self.back[rows] = table, back
         self.observations.records[np.concatenate([rows, after])] = frames
         self._forget_finals(rows)
         ended = rows[self.row.ended[rows]]
