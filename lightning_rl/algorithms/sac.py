@@ -166,8 +166,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         q = self.critic.estimate.policy(q) if self.value is None else q[0]
         expected = losses.expected(q, policy.probs, self.actions.num_branches)
         loss = (batch.weight * losses.actor_loss(expected, policy.entropy, self.temperature())).sum()
-        policy = policy.detach()
-        return loss, policy.entropy, {"actor_loss": loss, **self.actions.metrics(policy, self.temperature(), batch.mean)}
+        return loss, policy.entropy.detach(), {"actor_loss": loss, **self.actions.metrics(policy, self.temperature(), batch.mean)}
 
     def temperature_loss(self, batch: Transition, entropy: Tensor) -> Tensor:
         """Return J(α) = E[−log α (log π(a|s) + H̄)] (1812.05905, eq. 18, with log α in place of α as in the authors' code)."""
