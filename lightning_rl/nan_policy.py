@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -154,7 +153,7 @@ class Guard:
 
     # ---------------------------------------------------------------- learning
 
-    def refuse(self, name: str, loss: Tensor, norm: Tensor, counts: str, parts: Mapping[str, list[Any]], batch: Tree) -> None:
+    def refuse(self, name: str, loss: Tensor, norm: Tensor, counts: str, parts: Mapping[str, list[float | Tensor]], batch: Tree) -> None:
         """Apply `on_nan` after a gradient step that was refused.
 
         Args:
@@ -250,11 +249,11 @@ class Snapshot:
             optimizer.state.update({each: _clone(state) for each, state in states})
 
 
-def _clone(state: State) -> dict[str, Any]:
+def _clone(state: State) -> State:
     return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
-def as_tensors(tree: Any) -> Any:
+def as_tensors(tree: Tree) -> Tree:
     """Convert a tree to dicts, tuples and tensors only, which load with `weights_only=True`."""
     if hasattr(tree, "_asdict"):
         return as_tensors(tree._asdict())

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import DefaultContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from textwrap import shorten
-from typing import Any
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from gymnasium.vector.utils import clear_mpi_env_vars
@@ -97,11 +97,17 @@ def close_children(children: Iterable[Child], farewell: object) -> None:
         child.kill()
 
 
-_pools: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+class Pool(Protocol):
+    """Several processes that end together."""
+
+    def close(self) -> None: ...
+
+
+_pools: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
 """Open pools with the id of the process that opened them: a forked copy must not close them."""
 
 
-def close_at_exit(pool: Any) -> None:
+def close_at_exit(pool: Pool) -> None:
     """Close a pool when this process ends, before multiprocessing waits for children that ignore its SIGTERM."""
     _pools[pool] = os.getpid()
 

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, flatdim, flatten
 
+from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.types import Tree, tree_leaves, tree_map
 
@@ -211,7 +212,7 @@ def limits(space: Space) -> Tree:
     return _map_leaves(ends, space)
 
 
-def is_legal(space: Space, action: Any, mask: Tree) -> bool:
+def is_legal(space: Space, action: Tree, mask: Tree) -> bool:
     """Return whether an action is in the space and, if the space is Discrete, allowed by the mask `[n]`."""
     if not space.contains(action):
         return False
@@ -357,7 +358,7 @@ def short(space: Space) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def to_plain(space: Space) -> dict[str, Any]:
+def to_plain(space: Space) -> Plain:
     """Convert a space to strings, numbers and lists, for checkpoints."""
     if isinstance(space, Dict):
         return {"type": "Dict", "spaces": {key: to_plain(child) for key, child in space.items()}}
@@ -376,7 +377,7 @@ def to_plain(space: Space) -> dict[str, Any]:
     raise SettingError(f"the space {short(space)} is not supported")
 
 
-def from_plain(plain: dict[str, Any]) -> Space:
+def from_plain(plain: Plain) -> Space:
     """Build a space from its plain form. Raises `SettingError`: the type of space is unknown."""
     kind = plain["type"]
     if kind == "Dict":
@@ -387,8 +388,7 @@ def from_plain(plain: dict[str, Any]) -> Space:
         shape, dtype = tuple(plain["shape"]), np.dtype(plain["dtype"]).type
         return Box(_expand(plain["low"], shape, dtype), _expand(plain["high"], shape, dtype), shape, dtype)
     if kind == "Discrete":
-        dtype = {"dtype": np.dtype(plain["dtype"])} if "dtype" in plain else {}
-        return Discrete(plain["n"], start=plain["start"], **dtype)
+        return Discrete(plain["n"], start=plain["start"], dtype=plain.get("dtype", "int64"))
     if kind == "MultiDiscrete":
         return MultiDiscrete(plain["nvec"], plain["dtype"], start=plain["start"])
     if kind == "MultiBinary":

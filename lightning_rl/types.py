@@ -8,7 +8,7 @@ if the environment has no masks. See `envs/masks.py`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 import torch
@@ -18,6 +18,14 @@ Tree = Any
 """A leaf, or a dict or tuple of trees."""
 State = dict[str, Any]
 """The state that an object saves for an exact resume: named numbers, arrays, tensors and plain data."""
+Info = dict[str, Any]
+"""The info dict of an environment's step or reset."""
+Options = dict[str, Any] | None
+"""Options of a reset."""
+StepResult = tuple[Tree, SupportsFloat, bool, bool, Info]
+"""Observation, reward, terminated, truncated and info of one environment."""
+StepByAgent = tuple[dict[str, Tree], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Info]]
+"""The same for all agents of a PettingZoo `ParallelEnv`, by name."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 """Observations and rewards are stored as float32; larger values would become infinite."""
 
@@ -49,7 +57,7 @@ class EnvStep(NamedTuple):
     episode_start: np.ndarray
     ended: np.ndarray
     final_obs: Tree | None
-    info: dict[str, Any]
+    info: Info
     mask: Tree = ()
     final_mask: Tree = ()
 
@@ -131,15 +139,15 @@ class Transition(NamedTuple):
     discount: Tensor
     next_obs: Tree
     weight: Tensor
-    rows: Any
+    rows: np.ndarray
     action_mask: Tree = ()
     next_action_mask: Tree = ()
-    episode_start: Any = ()
+    episode_start: Tree = ()
     memory: Tree = ()
-    successor: Any = ()
-    experience: Any = ()
+    successor: Tree = ()
+    experience: Tree = ()
 
-    def follow(self, x: Any, dim: int = 0) -> Any:
+    def follow(self, x: Tree, dim: int = 0) -> Tree:
         """Select each row's successor from values for next_obs: a tensor or a tree of tensors, with rows along `dim`."""
         return tree_index(x, (slice(None),) * dim + (self.successor,)) if len(self.successor) else x
 
@@ -158,7 +166,7 @@ def tree_leaves(tree: Tree) -> list[Any]:
     return [tree]
 
 
-def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+def tree_map(function: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
     """Apply a function to the leaves of one tree, or to the corresponding leaves of several.
 
     Raises `ValueError`: the trees differ in their keys or lengths.
@@ -190,7 +198,7 @@ def _outline(tree: Tree) -> str:
     return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "a leaf"
 
 
-def tree_index(tree: Tree, index: Any) -> Tree:
+def tree_index(tree: Tree, index: object) -> Tree:
     """Return `leaf[index]` for each leaf."""
     return tree_map(lambda leaf: leaf[index], tree)
 

@@ -10,7 +10,6 @@ import torch
 from torch import Generator, nn
 
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
-from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent, points
 from lightning_rl.envs.masks import make_masks
@@ -18,7 +17,7 @@ from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample
-from lightning_rl.types import Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import Info, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
 class BehaviorPolicies:

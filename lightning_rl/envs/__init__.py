@@ -1,15 +1,7 @@
 """Build environments and step them the same way, whatever their vectorization and autoreset mode. A few small environments are included."""
 
-from typing import Any, SupportsFloat
-
 import gymnasium as gym
 
-Info = dict[str, Any]
-"""What an environment returns in addition to observations and rewards."""
-Options = dict[str, Any] | None
-"""Options of a reset."""
-StepResult = tuple[Any, SupportsFloat, bool, bool, Info]
-"""Observation, reward, terminated, truncated and info of one environment."""
 SUCCESS = ("is_success", "success")
 """Info keys that may report the success of an episode."""
 PARAMETERS, LESSONS = "env_parameters", "env_lessons"

@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv, Continuous_MountainCarEnv, MountainCarEnv, PendulumEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from lightning_rl.envs import Info, Options
 from lightning_rl.envs.sync import TurnVectorEnv, name_of
 from lightning_rl.errors import SettingError
+from lightning_rl.types import Info, Options, Tree
 
 ELAPSED, LIMIT = "_elapsed_steps", "_max_episode_steps"
 """Private attributes of gymnasium's `TimeLimit`: the steps of the episode so far, and the maximum."""
@@ -40,12 +40,12 @@ class ClassicControlEnvs(TurnVectorEnv):
         """The first value of `clock` at which an episode can reach its limit."""
         self.not_truncated = constant(self.num_envs, False)
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Any, Info]:
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Tree, Info]:
         obs, infos = super().reset(seed=seed, options=options)
         self.load_states()
         return obs, infos
 
-    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]:
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments. Return the same as `TurnVectorEnv`; some of the arrays are read-only."""
         assert self.physics is not None, "reset first"
         rewards, terminated = self.physics.step(actions, self.stacked)
@@ -73,11 +73,11 @@ class ClassicControlEnvs(TurnVectorEnv):
             self.begun[i] = self.clock
         return {"final_obs": final_obs, "_final_obs": over, "final_info": {}, "_final_info": over.copy()}
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: object, **kwargs: object) -> tuple[object, ...]:
         with self._up_to_date():
             return super().call(name, *args, **kwargs)
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: object) -> None:
         with self._up_to_date():
             super().set_attr(name, values)
 
@@ -122,6 +122,13 @@ def is_known(env: gym.Env) -> bool:
     return physics is not None and all(getattr(env, name) == value for name, value in physics.fixed.items())
 
 
+class ControlEnv(Protocol):
+    """One of gymnasium's classic control environments, unwrapped."""
+
+    @property
+    def state(self) -> np.ndarray | tuple[float, ...] | None: ...
+
+
 class Physics:
     """Dynamics of N copies of an environment.
 
@@ -137,10 +144,10 @@ class Physics:
 
     pays_from = 4
     numbers = ""
-    rows: Any = slice(None)
-    fixed: ClassVar[dict[str, Any]] = {}
+    rows: slice | np.ndarray = slice(None)
+    fixed: ClassVar[dict[str, object]] = {}
 
-    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+    def __init__(self, envs: Sequence[ControlEnv], steps: np.ndarray) -> None:
         self.env = SimpleNamespace(**{name: np.array([float(getattr(env, name)) for env in envs]) for name in self.numbers.split()})
         states = np.array([env.state for env in envs], dtype=np.float64).T
         self.state = np.empty_like(states, order="C")
@@ -154,7 +161,7 @@ class Physics:
         """Step all copies and write their observations `[N, F]`. Return rewards `[N]` and terminated `[N]`."""
         raise NotImplementedError
 
-    def own(self, state: np.ndarray) -> Any:
+    def own(self, state: np.ndarray) -> np.ndarray | tuple[float, ...]:
         """Return the state of one copy in the environment's own format."""
         return state
 
@@ -164,10 +171,10 @@ class CartPole(Physics):
 
     numbers = "force_mag gravity length masspole total_mass polemass_length tau x_threshold theta_threshold_radians _sutton_barto_reward"
     rows = np.array([0, 2, 1, 3])  # positions above velocities
-    fixed: ClassVar[dict[str, Any]] = {"kinematics_integrator": "euler"}
+    fixed: ClassVar[dict[str, object]] = {"kinematics_integrator": "euler"}
     directions = np.array([-1.0, 1.0])
 
-    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+    def __init__(self, envs: Sequence[ControlEnv], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
         self.positions, self.velocities, self.accelerations = self.state[:2], self.state[2:], np.empty((2, len(envs)))
         self.limits = np.array([self.env.x_threshold, self.env.theta_threshold_radians])
@@ -195,7 +202,7 @@ class Pendulum(Physics):
 
     numbers = "max_torque max_speed dt"
 
-    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+    def __init__(self, envs: Sequence[PendulumEnv], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
         self.gravity = np.array([3 * env.g / (2 * env.l) for env in envs])
         self.inertia = np.array([3.0 / (env.m * env.l**2) for env in envs], dtype=np.float32)  # rounded, as the torque is float32
@@ -221,7 +228,7 @@ class MountainCar(Physics):
 
     numbers = "force gravity max_speed min_position max_position goal_position goal_velocity"
 
-    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+    def __init__(self, envs: Sequence[ControlEnv], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
         self.reward = constant(len(envs), -1.0)
 
@@ -235,7 +242,7 @@ class MountainCar(Physics):
         obs[...] = self.state.T
         return self.reward, (position >= env.goal_position) & (velocity >= env.goal_velocity)
 
-    def own(self, state: np.ndarray) -> Any:
+    def own(self, state: np.ndarray) -> tuple[float, ...]:
         return tuple(state)
 
 
@@ -245,7 +252,7 @@ class ContinuousMountainCar(Physics):
     pays_from = 8
     numbers = "min_action max_action power max_speed min_position max_position goal_position goal_velocity"
 
-    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+    def __init__(self, envs: Sequence[ControlEnv], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
         self.rounded = SimpleNamespace(**{name: number.astype(np.float32) for name, number in vars(self.env).items()})
 
@@ -277,7 +284,7 @@ class ContinuousMountainCar(Physics):
         velocity[(position == env.min_position) & (velocity < 0)] = 0
         return (position >= env.goal_position) & (velocity >= env.goal_velocity)
 
-    def own(self, state: np.ndarray) -> Any:
+    def own(self, state: np.ndarray) -> np.ndarray:
         return state.astype(np.float32)
 
 
@@ -285,10 +292,10 @@ class Acrobot(Physics):
     """Two links; the goal is to swing the tip of the lower one above a line."""
 
     numbers = "dt LINK_LENGTH_1 LINK_MASS_1 LINK_MASS_2 LINK_COM_POS_1 LINK_COM_POS_2 LINK_MOI MAX_VEL_1 MAX_VEL_2"
-    fixed: ClassVar[dict[str, Any]] = {"book_or_nips": "book", "torque_noise_max": 0.0, "AVAIL_TORQUE": [-1.0, 0.0, 1.0]}
+    fixed: ClassVar[dict[str, object]] = {"book_or_nips": "book", "torque_noise_max": 0.0, "AVAIL_TORQUE": [-1.0, 0.0, 1.0]}
     torques = np.array([-1.0, 0.0, 1.0])
 
-    def __init__(self, envs: Sequence[Any], steps: np.ndarray) -> None:
+    def __init__(self, envs: Sequence[ControlEnv], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
         env, dt = self.env, np.tile(self.env.dt, (4, 1))
         self.dt, self.half, self.sixth = dt, dt / 2.0, dt / 6.0

@@ -8,9 +8,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from pettingzoo.classic.connect_four.connect_four import raw_env
 
-from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.types import Tree
+from lightning_rl.types import Info, Options, StepResult, Tree
 
 ENTITIES_SHAPE = (10, 5)
 """Entities in a set, and numbers of an entity."""

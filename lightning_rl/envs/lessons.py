@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -117,7 +117,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "multirange_uniform": MultiRangeUniform,
 }
 SAMPLER_KEYS = ("sampler_type", "sampler_parameters")
-PlainSampler = float | dict[str, Any]
+PlainSampler = float | dict[str, object]
 """A number for a constant, else `{sampler_type, sampler_parameters}`."""
 
 

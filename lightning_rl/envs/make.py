@@ -18,7 +18,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
 from lightning_rl.envs.agents.vmas import VmasCopies, is_vmas
 from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
@@ -31,7 +30,7 @@ from lightning_rl.envs.tensors import PREFIX, HostView, gives_tensors, register_
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, closest_of, missing_extra, nearest, place_in_code
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
-from lightning_rl.types import Tree, tree_index
+from lightning_rl.types import Info, Options, StepResult, Tree, tree_index
 
 EXTRAS = {
     "Box2D": "box2d",

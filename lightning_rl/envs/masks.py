@@ -16,19 +16,17 @@ missing or all false.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.vector import VectorEnv
 
-from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces, as_spaces, choice_sizes, choices, legal_sample, short
-from lightning_rl.types import Tree, tree_leaves
+from lightning_rl.types import Info, Options, StepResult, Tree, tree_leaves
 
-Source = Mapping[str, Any]
+Source = Mapping[str, Tree]
 """An info, or another mapping that may hold masks."""
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.envs import Options
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.types import Options
 
 ENTRIES = {
     "body": ("body", "nbody"),

@@ -6,12 +6,12 @@ from zlib import crc32
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.envs import LESSONS, PARAMETERS, Info, Options, StepResult
+from lightning_rl.envs import LESSONS, PARAMETERS
 from lightning_rl.envs.lessons import LessonValues, Parameter, PlainSampler, as_sampler
 from lightning_rl.envs.parameter_targets import make_target
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import with_vector
-from lightning_rl.types import Tree
+from lightning_rl.types import Info, Options, StepResult, Tree
 
 OBSERVED = "parameters"
 """Key of the parameters in Dict observations."""

@@ -16,7 +16,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
-from lightning_rl.envs import Info
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper
 from lightning_rl.envs.agents.teams import TeamStepper
@@ -33,7 +32,7 @@ from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import MASK, Spaces, single_spaces
-from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack
+from lightning_rl.types import EnvStep, Info, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack
 
 Observed = tuple[Tree, Tree]
 """Observations and their masks."""

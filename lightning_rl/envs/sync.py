@@ -5,17 +5,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from textwrap import shorten
-from typing import Any, Literal
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_empty_array, iterate
+from numpy.typing import DTypeLike
 
-from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS, Info
+from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.errors import SettingError, place_in_code, was_raised_in
 from lightning_rl.spaces import MASK, cast, is_outside, mismatches, misshape
-from lightning_rl.types import Tree
+from lightning_rl.types import Info, Options, StepResult, Tree
 
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """Types of rewards that need no closer look."""
@@ -34,7 +35,7 @@ class Contract:
         self.codes = "".join(code for code in codes if can_be_written(code, space.dtype))
         """Codes of the dtypes whose arrays need no further check."""
 
-    def check_obs(self, obs: Any) -> None:
+    def check_obs(self, obs: Tree) -> None:
         """Raise `SettingError` unless an observation has the parts, shapes and kinds of its space."""
         is_usual = obs.__class__ is np.ndarray and obs.shape == self.shape and obs.dtype.char in self.codes
         if is_usual and not is_outside(self.space, obs):
@@ -42,18 +43,18 @@ class Contract:
         for what in mismatches(self.space, obs):
             raise SettingError(shorten(f"{self.who}: {what}", 190, placeholder=" …"))
 
-    def check_reward(self, reward: Any) -> None:
+    def check_reward(self, reward: object) -> None:
         """Raise `SettingError` unless a reward is a number."""
         if reward.__class__ not in NUMBERS and (what := misshape(reward, ())):
             raise SettingError(shorten(f"{self.who}: the reward {what}, and must be a number", 190, placeholder=" …"))
 
-    def check_end(self, terminated: Any, truncated: Any) -> None:
+    def check_end(self, terminated: object, truncated: object) -> None:
         """Raise `SettingError` unless `terminated` and `truncated` are true or false."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if flag.__class__ not in FLAGS and (what := misshape(flag, ())):
                 raise SettingError(f"{self.who}: {name} {what}, and must be true or false")
 
-    def read_info(self, info: Any, over: bool = False) -> Info:
+    def read_info(self, info: Info, over: bool = False) -> Info:
         """Return the entries of an info that are read and gathered into arrays; success only if the episode is over.
 
         Raises `SettingError`: the info is not a dict, or its success is not a number.
@@ -109,13 +110,13 @@ class CheckedEnv(gym.Wrapper):
         super().__init__(env := build())
         self.contract = contract_of(env, index)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         with self.contract.naming():
             obs, info = self.env.reset(seed=seed, options=options)
         self.contract.check_obs(obs)
         return cast(self.observation_space, obs), self.contract.read_info(info)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Tree) -> StepResult:
         with self.contract.naming():
             obs, reward, terminated, truncated, info = self.env.step(action)
         self.contract.check_obs(obs)
@@ -156,14 +157,14 @@ class TurnVectorEnv(SyncVectorEnv):
         self.contracts = [contract_of(env, i) for i, env in enumerate(self.envs)]
         space, self.codes = self.single_observation_space, self.contracts[0].codes
         self.shape, self.numbers = space.shape or (), {number for number in NUMBERS if can_be_written(number, space.dtype)}
-        self.latest: list[Any] = [None] * self.num_envs
+        self.latest: list[Tree] = [None] * self.num_envs
         """The newest observation of each environment."""
-        self.stacked: Any = create_empty_array(self.single_observation_space, self.num_envs)
+        self.stacked: Tree = create_empty_array(self.single_observation_space, self.num_envs)
         """All of them, in reused arrays."""
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Tree, Info]:
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
-        infos: dict[str, Any] = {}
+        infos: Info = {}
         for i, (env, each, contract) in enumerate(zip(self.envs, seeds, self.contracts, strict=True)):
             with contract.naming():
                 self.latest[i], info = env.reset(seed=each, options=options)
@@ -185,10 +186,10 @@ class TurnVectorEnv(SyncVectorEnv):
         for contract, obs in zip(self.contracts, self.latest, strict=True):
             contract.check_obs(obs)
 
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: Tree) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments. Return observations, rewards `[N]`, terminated `[N]`, truncated `[N]`, and infos."""
         ends, rewards, latest = np.zeros((2, self.num_envs), dtype=bool), np.zeros(self.num_envs), self.latest
-        infos: dict[str, Any] = {}
+        infos: Info = {}
         each = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
         for i, (env, action) in enumerate(zip(self.envs, each, strict=True)):
             try:
@@ -229,7 +230,7 @@ class TurnVectorEnv(SyncVectorEnv):
             self._check_all()
         return self.stacked, rewards, *ends, infos
 
-    def close_extras(self, **_: Any) -> None:
+    def close_extras(self, **_: object) -> None:
         """Close the environments."""
         for env, contract in zip(self.envs, self.contracts, strict=True):
             with contract.naming():
@@ -241,12 +242,12 @@ def casting_to(dtype: np.dtype) -> Literal["safe", "same_kind"]:
     return "safe" if dtype.kind in "iu" else "same_kind"
 
 
-def can_be_written(kind: Any, dtype: np.dtype | None) -> bool:
+def can_be_written(kind: DTypeLike, dtype: np.dtype | None) -> bool:
     """Return whether all values of a type can be cast to a space's dtype, if it has one."""
     return dtype is not None and np.can_cast(kind, dtype, casting_to(dtype))
 
 
-def write_rows(array: Tree, rows: Sequence[Any]) -> None:
+def write_rows(array: Tree, rows: Sequence[Tree]) -> None:
     """Write the observations of N environments into arrays `[N, ...]`; raise if they do not fit."""
     if not isinstance(array, dict | tuple):
         np.stack(rows, out=array, casting=casting_to(array.dtype))

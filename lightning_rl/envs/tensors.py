@@ -25,9 +25,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from torch import Generator, Tensor
 
-from lightning_rl.envs import Info, Options
 from lightning_rl.spaces import MASK
-from lightning_rl.types import State, Tree, tree_map, tree_to_numpy
+from lightning_rl.types import Info, Options, State, Tree, tree_map, tree_to_numpy
 
 FINAL_MASK = "final_action_mask"
 
@@ -42,13 +41,13 @@ class HostView(VectorWrapper):
 
     def __init__(self, env: VectorEnv) -> None:
         super().__init__(env)
-        self.target: Any = env.device  # type: ignore[attr-defined]
+        self.target: torch.device | str = env.device  # type: ignore[attr-defined]
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         obs, info = self.env.reset(seed=seed, options=options)
         return tree_to_numpy(obs), on_host(info)
 
-    def step(self, actions: Tree) -> tuple[Tree, Any, Any, Any, Info]:
+    def step(self, actions: Tree) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info]:
         taken = tree_map(lambda leaf: torch.as_tensor(np.ascontiguousarray(leaf), device=self.target), actions)
         obs, reward, terminated, truncated, info = self.env.step(taken)
         info = on_host(info)
@@ -57,7 +56,7 @@ class HostView(VectorWrapper):
         return *tree_to_numpy((obs, reward, terminated, truncated)), info
 
 
-def on_host(info: Any) -> Any:
+def on_host(info: Tree) -> Tree:
     """Convert the tensors of an info to arrays."""
     if isinstance(info, dict):
         return {key: on_host(value) for key, value in info.items()}
@@ -200,5 +199,5 @@ def register_torch_control() -> None:
     }
     for name, (single, copies, limit) in environments.items():
         if PREFIX + name not in gym.registry:
-            entries: Any = f"{__name__}:{single.__name__}", f"{__name__}:{copies.__name__}"
+            entries = f"{__name__}:{single.__name__}", f"{__name__}:{copies.__name__}"
             gym.register(PREFIX + name, entries[0], vector_entry_point=entries[1], max_episode_steps=limit)

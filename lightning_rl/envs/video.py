@@ -13,12 +13,11 @@ import gymnasium as gym
 import numpy as np
 
 from lightning_rl.checkpoints.atomic import SaveError, create, temporary
-from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import name_of
 from lightning_rl.errors import SettingError, missing_extra
-from lightning_rl.types import Tree
+from lightning_rl.types import Info, Options, StepResult, Tree
 
 DEFAULT_FPS = 30
 """Frames per second for environments whose metadata have no `render_fps`."""

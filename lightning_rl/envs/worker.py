@@ -9,12 +9,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 
-from lightning_rl.envs import Info, Options
 from lightning_rl.envs.snapshot.state import get_state, record, set_state
 from lightning_rl.envs.sync import contract_of
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import error_line
-from lightning_rl.types import State, Tree
+from lightning_rl.types import Info, Options, State, Tree
 
 DONE = b""
 FAILED = b"!"

@@ -15,14 +15,13 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import DefaultContext
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_shared_memory, iterate, read_from_shared_memory
 
-from lightning_rl.envs import Info, Options
+from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.sync import merge_info
 from lightning_rl.envs.worker import FAILED, UNUSABLE, to_bytes, work
 from lightning_rl.errors import SettingError
@@ -37,7 +36,7 @@ from lightning_rl.processes import (
     close_children,
 )
 from lightning_rl.spaces import MASK
-from lightning_rl.types import Tree, tree_index, tree_leaves
+from lightning_rl.types import Info, Options, State, Tree, tree_index, tree_leaves
 
 
 class WorkerFailedError(Exception):
@@ -47,7 +46,7 @@ class WorkerFailedError(Exception):
 class WorkerProcess(Child):
     """The parent's handle of a worker; `arguments` are the remaining ones of `work`, without the pipe."""
 
-    def __init__(self, context: DefaultContext, index: int, build: Callable[[], gym.Env], *arguments: Any) -> None:
+    def __init__(self, context: DefaultContext, index: int, build: Callable[[], gym.Env], *arguments: object) -> None:
         super().__init__(context, work, (index, CloudpickleWrapper(build), *arguments), f"environment-{index}", daemon=True)
         self.wait = make_wait(self.pipe)
 
@@ -96,7 +95,7 @@ class WorkerVectorEnv(VectorEnv):
         self.step_timeout = ANSWER_TIMEOUT if step_timeout is None else min(step_timeout, LONGEST_WAIT)
         self.build_timeout = max(self.step_timeout, START_TIMEOUT)
         self.failures = FailureLimit(f"worker {{}} of {name}", num_envs, MAX_RESTARTS if max_restarts is None else max_restarts)
-        self.lessons: Mapping[str, Any] = {}
+        self.lessons: Mapping[str, LessonValues] = {}
         single = self._builder(0)()  # errors of the builder are raised here, not in a worker
         self.metadata = {**single.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = single.render_mode
@@ -157,11 +156,11 @@ class WorkerVectorEnv(VectorEnv):
             replies = [self._first[i] if lost else reply for i, (lost, reply) in enumerate(zip(self.lost, replies, strict=True))]
         return self.observations, self.reward.copy(), self.terminated.copy(), self.truncated.copy(), self._infos(replies)
 
-    def call(self, name: str, *args: object) -> list[Any]:
+    def call(self, name: str, *args: object) -> list[object]:
         """Return an attribute of each environment, or the results of a method."""
         return [None if reply is None else pickle.loads(reply) for reply in self._ask([_request("call", name, args)] * self.num_envs)]
 
-    def set_lessons(self, lessons: Mapping[str, Any]) -> None:
+    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
         """Set the lessons of `EnvParameters` in all environments and in those that will replace them.
 
         Raises `AttributeError`: they have no parameters. A worker would treat this as its own failure, so it is checked here.
@@ -177,9 +176,9 @@ class WorkerVectorEnv(VectorEnv):
         self._ask([_request("record", way)] * self.num_envs)
         return way is not None
 
-    def get_states(self) -> dict[str, Any]:
+    def get_states(self) -> State:
         """Return the states of all environments, and what replacing a worker depends on."""
-        states: list[Any] = [None] * self.num_envs
+        states: list[State | None] = [None] * self.num_envs
         while None in states:  # a worker that fails is replaced and asked again
             replies = self._ask([_request("get_state") if state is None else None for state in states])
             states = [pickle.loads(reply) if reply else state for state, reply in zip(states, replies, strict=True)]
@@ -189,7 +188,7 @@ class WorkerVectorEnv(VectorEnv):
         counts = {"seeds": list(self.seeds), "restarts": self.restarts.copy()}
         return {"envs": states, "replaced": replaced, "first": first, "first_masks": masks, **counts}
 
-    def set_states(self, states: dict[str, Any]) -> bool:
+    def set_states(self, states: State) -> bool:
         """Restore the states of `get_states`; return whether that succeeded. If not, all workers are replaced."""
         replies = self._ask([_request("set_state", state) for state in states["envs"]], START_TIMEOUT)
         if not all(reply and pickle.loads(reply) for reply in replies):

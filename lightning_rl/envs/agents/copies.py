@@ -14,13 +14,12 @@ from typing import Any, Self
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.envs import Info, Options
 from lightning_rl.envs.agents.vmas import VmasGame, find_scenario, is_vmas
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError, closest, missing_extra
 from lightning_rl.spaces import MASK, Spaces, as_spaces, flat_observation, legal_sample, with_joint
-from lightning_rl.types import State, Tree
+from lightning_rl.types import Info, Options, State, Tree
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 """Pattern of the ids of these environments: the path of a module, or of a function or class in it."""

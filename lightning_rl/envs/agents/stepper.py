@@ -1,7 +1,7 @@
 """Steppers of environments of several agents for a collector: with `AgentStepper` all agents learn, with `SeatStepper` one per copy."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -228,7 +228,7 @@ class SeatStepper(AgentStepper):
         return reason
 
 
-def set_arrays(stepper: Any, state: State, names: Sequence[str], num_seats: int) -> None:
+def set_arrays(stepper: object, state: State, names: Sequence[str], num_seats: int) -> None:
     """Restore arrays of a stepper; all `seats` must be below `num_seats`.
 
     Raises `KeyError`, `TypeError` or `ValueError`, and restores nothing: an array is missing, or has another shape, type or range.

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.envs import Info, Options
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import JOINT, OWN, Spaces
-from lightning_rl.types import EnvStep, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy
+from lightning_rl.types import EnvStep, Info, Options, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy
 
 PREFIX = "vmas."
 """Prefix of the ids of scenarios, such as `vmas.simple_spread`."""

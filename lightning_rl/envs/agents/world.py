@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS, Info
+from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.masks import make_masks
@@ -15,7 +15,7 @@ from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.snapshot.state import get_state, layers, record, set_state
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import JOINT, OWN, Spaces, allocate
-from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack
+from lightning_rl.types import EnvStep, Info, State, Tree, tree_index, tree_map, tree_stack
 
 
 class Outcome:

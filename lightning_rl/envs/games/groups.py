@@ -1,10 +1,12 @@
 """Games of groups as PettingZoo `ParallelEnv`s: an agent that sacrifices itself for another, and walkers with a shared goal."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
+
+from lightning_rl.types import Info, Options, StepByAgent, Tree
 
 Observations = dict[str, np.ndarray]
 
@@ -12,7 +14,7 @@ Observations = dict[str, np.ndarray]
 class Group:
     """Base class: all agents begin an episode together and leave it one by one."""
 
-    metadata: ClassVar[dict[str, Any]] = {"name": "group_v0", "render_modes": [], "is_parallelizable": True}
+    metadata: ClassVar[dict[str, object]] = {"name": "group_v0", "render_modes": [], "is_parallelizable": True}
     render_mode = None
 
     def __init__(self, num_agents: int, observation: Space, action: Space) -> None:
@@ -27,14 +29,14 @@ class Group:
     def action_space(self, agent: str) -> Space:
         return self.action
 
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Observations, dict[str, Any]]:
+    def reset(self, seed: int | None = None, options: Options = None) -> tuple[Observations, dict[str, Info]]:
         if seed is not None:
             self.random = np.random.default_rng(seed)
         self.agents = list(self.possible_agents)
         self.begin()
         return self.observe(self.agents), {agent: {} for agent in self.agents}
 
-    def step(self, actions: Mapping[str, Any]) -> tuple[Observations, dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
+    def step(self, actions: Mapping[str, Tree]) -> StepByAgent:
         before = self.agents
         rewards, ended, infos = self.play(actions)
         self.agents = [agent for agent in before if not ended[agent]]
@@ -47,7 +49,7 @@ class Group:
         """Begin an episode."""
         raise NotImplementedError
 
-    def play(self, actions: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, bool], dict[str, Any]]:
+    def play(self, actions: Mapping[str, Tree]) -> tuple[dict[str, float], dict[str, bool], dict[str, Info]]:
         """Step the agents. Return the reward of each agent, whether it has ended, and its info."""
         raise NotImplementedError
 
@@ -78,7 +80,7 @@ class Sacrifice(Group):
         """Whether action 1 of agent_1 is rewarded."""
         return self.left >= 0 and self.time >= self.left + self.WAIT
 
-    def play(self, actions: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, bool], dict[str, Any]]:
+    def play(self, actions: Mapping[str, Tree]) -> tuple[dict[str, float], dict[str, bool], dict[str, Info]]:
         rewards, ended = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, self.time + 1 == self.LENGTH)
         if self.works and actions["agent_1"] == 1:
             rewards["agent_1"], ended["agent_1"] = 1.0, True
@@ -115,7 +117,7 @@ class Walkers(Group):
         num = len(self.possible_agents)
         self.goal, self.place = self.random.choice([-1.0, 1.0], num), np.zeros(num)
 
-    def play(self, actions: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, bool], dict[str, Any]]:
+    def play(self, actions: Mapping[str, Tree]) -> tuple[dict[str, float], dict[str, bool], dict[str, Info]]:
         finals: dict[str, float] = {}
         for agent in self.agents:
             i = self.possible_agents.index(agent)

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from gymnasium.spaces import Discrete, Space
 
-from lightning_rl.envs import Info, Options
 from lightning_rl.envs.games.game import Game
 from lightning_rl.spaces import MASK
-from lightning_rl.types import State
+from lightning_rl.types import Info, Options, State, StepByAgent, Tree
 
 PIXELS = 24
 """Side of a cell in a rendered image."""
@@ -69,7 +68,7 @@ class OneCopy:
             return {agent: {} for agent in self.agents}
         return {agent: {MASK: self.game.masks(self.only, self.numbers[agent])[0].astype(np.int8)} for agent in self.agents}
 
-    def render(self) -> Any:
+    def render(self) -> np.ndarray | str:
         """Render the board as text, or as an image `[H, W, 3]` from the first player's observation."""
         if self.render_mode == "rgb_array":
             seen = np.atleast_2d(self.observe(self.possible_agents[0]).astype(np.uint8))
@@ -99,7 +98,7 @@ class ParallelGame(OneCopy):
         self.agents = list(self.possible_agents)
         return {agent: self.observe(agent) for agent in self.agents}, self._make_infos()
 
-    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    def step(self, actions: Mapping[str, Tree]) -> StepByAgent:
         agents = self.possible_agents
         rewards = self.game.step(self.only, np.array([[actions[agent] for agent in agents]]))[0]
         over, infos = bool(self.game.over[0]), self._make_infos()
@@ -130,7 +129,7 @@ class TurnGame(OneCopy):
         self.agent_selection = self.possible_agents[int(self.game.mover[0])]
         self.infos = self._make_infos()
 
-    def step(self, action: Any) -> None:
+    def step(self, action: Tree | None) -> None:
         mover = self.agent_selection
         if self.terminations[mover]:
             self._leave(mover, action)
@@ -143,7 +142,7 @@ class TurnGame(OneCopy):
         self.terminations = dict.fromkeys(self.agents, bool(self.game.over[0]))
         self._look()
 
-    def _leave(self, agent: str, action: Any) -> None:
+    def _leave(self, agent: str, action: Tree | None) -> None:
         """Remove an agent whose game is over."""
         if action is not None:
             raise ValueError("the game is over: the only action is None")

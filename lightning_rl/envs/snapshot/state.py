@@ -29,12 +29,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.decoding import Decoder, write_all
 from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, read_all
 from lightning_rl.startup import follow_parent
-from lightning_rl.types import Tree, tree_leaves
+from lightning_rl.types import Info, Options, StepResult, Tree, tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")
 MAX_TRIAL_SECONDS = 10.0
