@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import gymnasium as gym
 
+from lightning_rl.config_files import Plain
 from lightning_rl.envs.agents.copies import is_path
 from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
@@ -26,9 +27,9 @@ MAX_ENVS = 10**6
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    Wrapper = str | type[gym.Wrapper] | dict[str, Any]
+    Wrapper = str | type[gym.Wrapper] | Plain
 else:  # what config files can hold
-    Wrapper = str | dict[str, Any]
+    Wrapper = str | Plain
 
 TASK = ("id", "kwargs", "wrappers", "max_episode_steps", "frame_stack", "atari", "parameters", "observe_parameters")
 """Settings that define the task; the others say how many environments run in parallel, and how."""
@@ -70,7 +71,7 @@ class EnvConfig:
     max_episode_steps: int | None = None
     frame_stack: int | None = None
     atari: bool = False
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: Plain = field(default_factory=dict)
     observe_parameters: bool = False
     step_timeout: float | None = None
     max_restarts: int | None = None
@@ -149,15 +150,17 @@ def changed_task(before: object, now: object) -> list[str]:
     return [f"env.{name}" for name in changed if name != "id" or not is_same]
 
 
-def as_wrapper(wrapper: Any) -> str | dict[str, Any]:
+def as_wrapper(wrapper: Wrapper) -> str | Plain:
     """Replace the class of a wrapper by its path; raise `SettingError` for a function, which config files cannot hold."""
     if isinstance(wrapper, Mapping) and isinstance(wrapper.get("class_path"), type):
         return {**wrapper, "class_path": as_wrapper(wrapper["class_path"])}
-    is_class = isinstance(wrapper, type)
-    if callable(wrapper) and not (is_class and "<locals>" not in wrapper.__qualname__):
+    if isinstance(wrapper, type) and "<locals>" not in wrapper.__qualname__:
+        return f"{wrapper.__module__}.{wrapper.__qualname__}"
+    if callable(wrapper):
+        is_class = isinstance(wrapper, type)
         what = f"{wrapper.__name__} is defined in a function" if is_class else f"{shorten(repr(wrapper), 60)} is a function"
         raise SettingError(f"env.wrappers: {what}, which has no import path; pass a function that builds the wrapped environment as env")
-    return f"{wrapper.__module__}.{wrapper.__qualname__}" if is_class else wrapper
+    return wrapper
 
 
 Env = EnvConfig | str | Mapping[str, Any] | gym.Env | gym.vector.VectorEnv | Callable[[], gym.Env]
@@ -203,7 +206,7 @@ def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
     return partial(deepcopy, env)
 
 
-def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, Any]:
+def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, object]:
     """Return the public numbers and strings of an unused environment that were changed after it was made.
 
     Returns nothing for an environment that was already reset, which may have changed them itself. Nor if no other copies can be made, for
@@ -211,7 +214,7 @@ def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, Any]:
     """
     if env.has_wrapper_attr("has_reset") and env.get_wrapper_attr("has_reset"):
         return {}
-    built: list[dict[str, Any]] = []
+    built: list[dict[str, object]] = []
     with suppress(Exception):  # a constructor may raise anything
         for _ in range(2):
             with closing(make()) as made:
@@ -227,7 +230,7 @@ class ChangedEnv:
     """Builds environments and changes the values of some attributes."""
 
     config: EnvConfig
-    changes: dict[str, Any]
+    changes: dict[str, object]
 
     @property
     def spec(self) -> gym.envs.registration.EnvSpec:

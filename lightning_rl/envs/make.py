@@ -12,7 +12,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -49,7 +49,7 @@ ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaz
 """Prefixes of the ids of gymnasium-robotics."""
 PACKAGES = {"pettingzoo": "pettingzoo.classic.connect_four_v3", "mpe2": "mpe2.simple_spread_v3", "vmas": "vmas.balance"}
 """Packages whose environments are given by path, with an example of each."""
-Built = TypeVar("Built", gym.Env, VectorEnv, VmasCopies)
+Built = TypeVar("Built")
 
 
 def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = DEFAULT_NUM_ENVS, first: int = 0) -> VectorEnv:
@@ -126,7 +126,7 @@ def make_vmas(config: EnvConfig) -> VmasCopies:
     return _build(config, partial(VmasCopies, config.id, config.num_envs, vmas_arguments(config)))
 
 
-def vmas_arguments(config: EnvConfig) -> dict[str, Any]:
+def vmas_arguments(config: EnvConfig) -> dict[str, object]:
     """Return `env.kwargs`, with `max_episode_steps` if it is set."""
     return config.kwargs | ({} if config.max_episode_steps is None else {"max_steps": config.max_episode_steps})
 

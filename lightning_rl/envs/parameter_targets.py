@@ -77,7 +77,7 @@ def _call_set_parameters(method: Callable[[dict[str, float]], object], values: V
 class Attributes:
     """Writes attributes of an unwrapped environment by dotted name. Each must be a writable number."""
 
-    def __init__(self, env: gym.Env, names: Iterable[str]) -> None:
+    def __init__(self, env: object, names: Iterable[str]) -> None:
         self.env, owner = env, type(env).__name__
         self.built: dict[str, Number] = {}
         for name in names:
@@ -145,7 +145,7 @@ class Place(NamedTuple):
             setattr(self.holder, self.key, value)
 
 
-def find(env: gym.Env, name: str) -> Place:
+def find(env: object, name: str) -> Place:
     """Find the location of a dotted name; raise `SettingError` if there is none, or if it holds no number."""
     holder, above, owner = env, "", type(env).__name__
     parts = name.split(".")
@@ -162,7 +162,7 @@ def find(env: gym.Env, name: str) -> Place:
     return place
 
 
-def enter(env: gym.Env, holder: object, above: str, part: str) -> Place | None:
+def enter(env: object, holder: object, above: str, part: str) -> Place | None:
     """Look up one part of a dotted name in its holder, which is named `above`; return None if it is missing."""
     if not isinstance(holder, np.ndarray):
         return Place(holder, part) if hasattr(holder, part) and not is_number(holder) else None
@@ -172,7 +172,7 @@ def enter(env: gym.Env, holder: object, above: str, part: str) -> Place | None:
     return None if index is None else Place(holder, str(index))
 
 
-def name_entries(env: gym.Env, array: str) -> dict[str, int]:
+def name_entries(env: object, array: str) -> dict[str, int]:
     """Return the index of each named entry of a MuJoCo model's array."""
     method, count = ENTRIES.get(array.partition("_")[0], ("", ""))
     model = mujoco_model(env)
@@ -181,7 +181,7 @@ def name_entries(env: gym.Env, array: str) -> dict[str, int]:
     return {name: i for i in range(getattr(model, count)) if (name := getattr(model, method)(i).name)}
 
 
-def suggest(env: gym.Env, holder: object, above: str, part: str, prefix: str) -> str:
+def suggest(env: object, holder: object, above: str, part: str, prefix: str) -> str:
     """Return a hint with the valid name nearest to an unknown one."""
     names = list(name_entries(env, above)) if isinstance(holder, np.ndarray) else []
     if isinstance(holder, np.ndarray) and not names:
@@ -195,7 +195,7 @@ def suggest(env: gym.Env, holder: object, above: str, part: str, prefix: str) ->
     return nearest(part, names).replace("did you mean ", f"did you mean {prefix}")
 
 
-def is_settable(env: gym.Env, holder: object, name: str) -> bool:
+def is_settable(env: object, holder: object, name: str) -> bool:
     """Return whether to suggest an attribute: it is a number that can be set, or contains one."""
     if holder is env and (isinstance(getattr(type(env), name, None), property) or name in RENDER_SIZES):
         return False
@@ -210,7 +210,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-def mujoco_model(env: gym.Env) -> Any:
+def mujoco_model(env: object) -> Any:
     """Return the model of a MuJoCo environment; None for others."""
     model = getattr(env, "model", None)
     return model if type(model).__name__ == "MjModel" else None

@@ -9,7 +9,7 @@ from functools import partial
 from pkgutil import iter_modules
 from textwrap import shorten
 from types import ModuleType
-from typing import Any, Self
+from typing import Protocol, Self, TypeGuard, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +19,7 @@ from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract
 from lightning_rl.errors import SettingError, closest, missing_extra
 from lightning_rl.spaces import MASK, Spaces, as_spaces, flat_observation, legal_sample, with_joint
-from lightning_rl.types import Info, Options, State, Tree
+from lightning_rl.types import Info, Options, State, StepByAgent, Tree
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 """Pattern of the ids of these environments: the path of a module, or of a function or class in it."""
@@ -33,6 +33,49 @@ FROM_STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 
 EXTRA_PACKAGES = {"pettingzoo": "pettingzoo", "mpe2": "mpe2", "pygame": "pygame-ce"}
 """Modules that the extra `pettingzoo` installs, and their packages."""
+T = TypeVar("T")
+
+
+class AgentsApi(Protocol):
+    """What PettingZoo's two APIs have in common, and two methods that we add for exact resume. `state` and `unwrapped` are optional."""
+
+    agents: list[str]
+
+    def observation_space(self, agent: str) -> gym.Space: ...
+
+    def action_space(self, agent: str) -> gym.Space: ...
+
+    def render(self) -> Tree: ...
+
+    def close(self) -> None: ...
+
+    def get_state(self) -> object: ...
+
+    def set_state(self, state: object) -> object: ...
+
+
+class ParallelApi(AgentsApi, Protocol):
+    """PettingZoo's `ParallelEnv`."""
+
+    def reset(self, seed: int | None = None, options: Options = None) -> tuple[dict[str, Tree], dict[str, Info]]: ...
+
+    def step(self, actions: dict[str, Tree]) -> StepByAgent: ...
+
+
+class TurnApi(AgentsApi, Protocol):
+    """PettingZoo's `AECEnv`."""
+
+    agent_selection: str
+    rewards: dict[str, float]
+    terminations: dict[str, bool]
+    truncations: dict[str, bool]
+    infos: dict[str, Info]
+
+    def reset(self, seed: int | None = None, options: Options = None) -> None: ...
+
+    def observe(self, agent: str) -> Tree: ...
+
+    def step(self, action: Tree | None) -> None: ...
 
 
 class AgentsEnv(gym.Env):
@@ -53,7 +96,7 @@ class AgentsEnv(gym.Env):
     seen: tuple[str, ...] = ("present", "to_move", "obs", "info")
     """The attributes that the next step depends on."""
 
-    def __init__(self, env: Any, name: str, index: int = 0) -> None:
+    def __init__(self, env: AgentsApi, name: str, index: int = 0) -> None:
         self.env, self.name, self.render_mode = env, name, getattr(env, "render_mode", None)
         self.metadata = getattr(env, "metadata", {})
         self.agents: list[str] = list(getattr(env, "possible_agents", ()))
@@ -73,7 +116,7 @@ class AgentsEnv(gym.Env):
         self.last_info: dict[str, Info] = {}
 
     @property
-    def core(self) -> Any:
+    def core(self) -> object:
         """Return the environment without PettingZoo's wrappers."""
         return getattr(self.env, "unwrapped", self.env)
 
@@ -111,7 +154,7 @@ class AgentsEnv(gym.Env):
         self._check_infos(self.info)
         return dict(self.obs), {}
 
-    def step(self, actions: Mapping[str, Any]) -> tuple[Tree, float, bool, bool, Info]:
+    def step(self, actions: Mapping[str, Tree]) -> tuple[Tree, float, bool, bool, Info]:
         """Let all of `to_move` act. Return the next movers' observations, the sum of all rewards, and whether the last agent has left."""
         self.last, self.last_info, self.moved = {}, {}, self.to_move
         before = self.present
@@ -136,7 +179,7 @@ class AgentsEnv(gym.Env):
             elif self.contracts:
                 raise SettingError(f"{self.contract.who}: agent {agent} is present, but is not one of its possible_agents")
 
-    def _check_ends(self, agents: Iterable[str], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> None:
+    def _check_ends(self, agents: Iterable[str], terminated: Mapping[str, object], truncated: Mapping[str, object]) -> None:
         for agent in agents:
             if agent in self.contracts:
                 self.contracts[agent].check_end(terminated[agent], truncated[agent])
@@ -149,7 +192,7 @@ class AgentsEnv(gym.Env):
     def _reset(self, seed: int | None, options: Options) -> None:
         raise NotImplementedError
 
-    def _step(self, actions: Mapping[str, Any]) -> None:
+    def _step(self, actions: Mapping[str, Tree]) -> None:
         raise NotImplementedError
 
     def look(self, agent: str) -> tuple[Tree, Info]:
@@ -176,11 +219,11 @@ class AgentsEnv(gym.Env):
             parts = [self._flatten(agent, obs) for agent, obs in zip(self.agents, seen, strict=True)]
         return np.concatenate([*parts, np.array(there, dtype=np.float32)])
 
-    def _find_state(self) -> Any:
+    def _find_state(self) -> object:
         """Return the environment's state; raise `SettingError` if it has none."""
         try:
-            if callable(getattr(self.env, "state", None)):
-                return self.env.state()
+            if callable(state := getattr(self.env, "state", None)):
+                return state()
         except NotImplementedError:  # as in PettingZoo's base classes
             pass
         raise SettingError(f"critic_obs state: {self.name} has no state() that returns an array; write one, or use critic_obs all")
@@ -208,21 +251,21 @@ class AgentsEnv(gym.Env):
         self.env.set_state(state["env"])
         vars(self).update(state["seen"])
 
-    def render(self) -> Any:
+    def render(self) -> Tree:
         return self.env.render()
 
     def close(self) -> None:
         self.env.close()
 
 
-class JointActions(gym.Space[Any]):
+class JointActions(gym.Space[dict[str, Tree]]):
     """Space of the legal actions of the agents that are to move, by name; for sampling."""
 
     def __init__(self, env: AgentsEnv) -> None:
         super().__init__()
         self.env = env
 
-    def sample(self, mask: Any = None, probability: Any = None) -> dict[str, Tree]:
+    def sample(self, mask: object = None, probability: object = None) -> dict[str, Tree]:
         return self.env.random_actions(int(self.np_random.integers(2**31)))
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -232,12 +275,14 @@ class JointActions(gym.Space[Any]):
 class ParallelAgents(AgentsEnv):
     """An environment in which all present agents move simultaneously: PettingZoo's `ParallelEnv`."""
 
+    env: ParallelApi
+
     def _reset(self, seed: int | None, options: Options) -> None:
         self.obs, self.info = self._read("reset", self.env.reset(seed=seed, options=options), FROM_RESET)
         self.present = self.to_move = list(self.env.agents)
         self._check_complete("reset", "observation", self.obs, self.present)
 
-    def _step(self, actions: Mapping[str, Any]) -> None:
+    def _step(self, actions: Mapping[str, Tree]) -> None:
         obs, rewards, terminated, truncated, info = self._read("step", self.env.step(dict(actions)), FROM_STEP)
         for what, values in (("observation", obs), ("reward", rewards), ("termination", terminated), ("truncation", truncated)):
             self._check_complete("step", what, values, self.moved)
@@ -253,7 +298,7 @@ class ParallelAgents(AgentsEnv):
         self.present = self.to_move = [agent for agent in self.env.agents if agent not in over]
         self.obs = {agent: obs[agent] for agent in self.present}
 
-    def _read(self, method: str, found: Any, names: Sequence[str]) -> Sequence[Any]:
+    def _read(self, method: str, found: T, names: Sequence[str]) -> T:
         """Return what a method returned; raise `SettingError` unless it is a tuple of mappings of these names."""
         if not isinstance(found, tuple | list) or len(found) != len(names):
             what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
@@ -263,7 +308,7 @@ class ParallelAgents(AgentsEnv):
                 raise SettingError(f"{self.contract.who}: {method} returned {name} as {type(values).__name__} instead of a dict by agent")
         return found
 
-    def _check_complete(self, method: str, what: str, values: Mapping[str, Any], agents: Sequence[str]) -> None:
+    def _check_complete(self, method: str, what: str, values: Mapping[str, object], agents: Sequence[str]) -> None:
         """Raise `SettingError` if a method left out an agent."""
         for agent in agents:
             if agent not in values:
@@ -274,6 +319,7 @@ class TurnAgents(AgentsEnv):
     """An environment in which agents take turns: PettingZoo's `AECEnv`. Agents that ended are stepped with None immediately."""
 
     takes_turns = True
+    env: TurnApi
 
     def _reset(self, seed: int | None, options: Options) -> None:
         self.env.reset(seed=seed, options=options)
@@ -293,7 +339,7 @@ class TurnAgents(AgentsEnv):
         self.obs = {agent: self.env.observe(agent) for agent in self.to_move}
         self.info = {agent: self.env.infos.get(agent, {}) for agent in self.to_move}
 
-    def _step(self, actions: Mapping[str, Any]) -> None:
+    def _step(self, actions: Mapping[str, Tree]) -> None:
         env, before = self.env, set(self.present)
         env.step(actions[env.agent_selection])
         self._check_ends(env.agents, env.terminations, env.truncations)
@@ -326,7 +372,7 @@ def is_packaged(env_id: str) -> bool:
     return PACKAGED.fullmatch(env_id) is not None
 
 
-def find_builder(env_id: str) -> Callable[..., Any]:
+def find_builder(env_id: str) -> Callable[..., object]:
     """Import the builder of the environment at a path: a module's `parallel_env`, or else its `env`; or a function or class.
 
     A path under `vmas` names a scenario. Raises `SettingError`: the path does not exist, or a package is not installed.
@@ -363,7 +409,7 @@ def _missing(env_id: str, module: str) -> SettingError:
     return SettingError(f"env.id {env_id!r}: there is no {name!r} in {parent}{closest(name, builders) or closest(name, classes)}")
 
 
-def _import(path: str) -> Any:
+def _import(path: str) -> object:
     """Import a module, or an attribute of one."""
     try:
         return importlib.import_module(path)
@@ -377,12 +423,18 @@ def _import(path: str) -> Any:
         return getattr(module, name)
 
 
-def has_agents(env: object) -> bool:
+def has_agents(env: object) -> TypeGuard[AgentsApi]:
     """Return whether this is an environment of PettingZoo."""
     return hasattr(env, "agent_iter") or (hasattr(env, "observation_space") and callable(env.observation_space))
 
 
-def wrap_agents(env: Any, name: str, index: int = 0) -> AgentsEnv:
+def agents_of(env: gym.Env) -> AgentsEnv:
+    """Return the environment of several agents inside wrappers."""
+    assert isinstance(env.unwrapped, AgentsEnv)
+    return env.unwrapped
+
+
+def wrap_agents(env: object, name: str, index: int = 0) -> AgentsEnv:
     """Wrap an environment of PettingZoo in the common interface; `name` and `index` are for messages.
 
     Raises `SettingError`: it is not a PettingZoo environment, or does not list its possible agents.

@@ -16,13 +16,30 @@ from torch import Tensor
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import JOINT, OWN, Spaces
-from lightning_rl.types import EnvStep, Info, Options, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy
+from lightning_rl.types import (
+    EnvStep,
+    Info,
+    Options,
+    State,
+    StepByAgent,
+    Tree,
+    first_step,
+    tree_index,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+    tree_to_numpy,
+)
 
 PREFIX = "vmas."
 """Prefix of the ids of scenarios, such as `vmas.simple_spread`."""
 DEFAULT_MAX_STEPS = 100
 OURS = ("scenario", "num_envs", "device", "wrapper", "wrapper_kwargs", "dict_spaces", "terminated_truncated", "seed", "grad_enabled")
 """Arguments of `vmas.make_env` that users cannot set."""
+Key = str | int | tuple[int]
+"""The name or index of a value in its holder; `(index,)` for other keys of a dict."""
+Entry = tuple[str, Key, Any, str]
+"""A saved value: the path of its holder, its key there, the value, and its kind."""
 
 
 def is_vmas(env_id: str) -> bool:
@@ -58,7 +75,7 @@ class VmasCopies:
         kwargs: arguments of `vmas.make_env` and of the scenario; the default of `max_steps`, the length of episodes, is 100.
     """
 
-    def __init__(self, env_id: str, num_copies: int, kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, env_id: str, num_copies: int, kwargs: Mapping[str, object]) -> None:
         for name in OURS:
             if name in kwargs:
                 raise SettingError(f"env.kwargs of {env_id} cannot set {name}")
@@ -133,7 +150,7 @@ class VmasCopies:
 
     def get_state(self) -> State:
         """Return all tensors and numbers that VMAS holds, and the random state, as plain data."""
-        found: list[tuple[str, Any, Any, str]] = []
+        found: list[Entry] = []
         first: dict[int, int] = {}
         for path, holder in holders(self.env):
             for key, value in entries(holder):
@@ -150,7 +167,7 @@ class VmasCopies:
     def set_state(self, state: State) -> None:
         """Restore a state in copies that were built the same way. Raises `KeyError` or `IndexError`: it does not fit."""
         places = dict(holders(self.env))
-        made: list[Any] = []
+        made: list[object] = []
         for path, key, value, kind in state["values"]:
             made.append(made[value] if kind == "same" else torch.from_numpy(np.array(value)) if kind == "tensor" else value)
             if not isinstance(key, tuple):
@@ -162,12 +179,12 @@ class VmasCopies:
         self.draws = [torch.from_numpy(np.array(torch_state)), (kind, np.array(keys), *rest), (version, tuple(numbers), gauss)]
 
 
-def unused(message: str, kwargs: Mapping[str, Any]) -> list[str]:
+def unused(message: str, kwargs: Mapping[str, object]) -> list[str]:
     """Return the arguments named in a warning of VMAS."""
     return [name for name in kwargs if repr(name) in message] or [message]
 
 
-def restore_rows(now: list[tuple[str, Any, Any, str]], before: list[tuple[str, Any, Any, str]], kept: np.ndarray) -> bool:
+def restore_rows(now: list[Entry], before: list[Entry], kept: np.ndarray) -> bool:
     """Write back the `kept` rows `[E]` of arrays with a row for each copy. Return whether everything else is unchanged."""
     if [(path, key, kind) for path, key, _, kind in now] != [(path, key, kind) for path, key, _, kind in before]:
         return False
@@ -179,15 +196,15 @@ def restore_rows(now: list[tuple[str, Any, Any, str]], before: list[tuple[str, A
     return True
 
 
-def entries(holder: Any) -> list[tuple[Any, Any]]:
-    """Return the values of an object, list or dict with their names or indices; with `(index,)` for other keys of a dict."""
+def entries(holder: object) -> list[tuple[Key, object]]:
+    """Return the values of an object, list or dict with their keys."""
     if isinstance(holder, list | tuple):
         return list(enumerate(holder))
     found = enumerate((holder if isinstance(holder, dict) else vars(holder)).items())
     return [(key if isinstance(key, str | int) else (place,), value) for place, (key, value) in found]
 
 
-def holders(env: Any) -> Iterator[tuple[str, Any]]:
+def holders(env: object) -> Iterator[tuple[str, Any]]:
     """Yield all VMAS objects, lists and dicts in an environment, each once, with its path."""
     waiting, seen = [("", env)], {id(env)}
     for path, holder in waiting:
@@ -201,7 +218,7 @@ def holders(env: Any) -> Iterator[tuple[str, Any]]:
                 waiting.append((f"{path}/{key}", value))
 
 
-def as_arrays(obs: list[Any]) -> list[Tree]:
+def as_arrays(obs: list[Tree]) -> list[Tree]:
     """Return VMAS's observations, which are copies already, as arrays that share their memory."""
     return [tree_to_numpy(each) for each in obs]
 
@@ -218,7 +235,7 @@ def as_gymnasium(space: Any) -> gym.Space:
 class VmasGame:
     """One copy of a scenario as a PettingZoo `ParallelEnv`, for probing, evaluation and videos; arguments as for `VmasCopies`."""
 
-    def __init__(self, env_id: str, render_mode: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, env_id: str, render_mode: str | None = None, **kwargs: object) -> None:
         self.copies, self.render_mode = VmasCopies(env_id, 1, kwargs), render_mode
         self.metadata = {"name": env_id, "render_modes": ["rgb_array", "human"]}
         self.possible_agents, self.agents = self.copies.names, list(self.copies.names)
@@ -234,13 +251,13 @@ class VmasGame:
         self.agents = list(self.possible_agents)
         return self._by_name(self.copies.reset(seed)), {agent: {} for agent in self.agents}
 
-    def step(self, actions: Mapping[str, Tree]) -> tuple[dict[str, Any], ...]:
+    def step(self, actions: Mapping[str, Tree]) -> StepByAgent:
         obs, reward, terminated, truncated = self.copies.step([np.asarray(actions[agent])[None] for agent in self.possible_agents])
         if terminated[0] or truncated[0]:
             self.agents = []
-        flags = [dict.fromkeys(self.possible_agents, bool(flag[0])) for flag in (terminated, truncated)]
+        over, cut = (dict.fromkeys(self.possible_agents, bool(flag[0])) for flag in (terminated, truncated))
         infos: dict[str, Info] = {agent: {} for agent in self.possible_agents}
-        return self._by_name(obs), dict(zip(self.possible_agents, reward[0].tolist(), strict=True)), *flags, infos
+        return self._by_name(obs), dict(zip(self.possible_agents, reward[0].tolist(), strict=True)), over, cut, infos
 
     def _by_name(self, obs: list[Tree]) -> dict[str, Tree]:
         return {agent: tree_index(each, 0) for agent, each in zip(self.possible_agents, obs, strict=True)}
@@ -248,7 +265,7 @@ class VmasGame:
     def state(self) -> np.ndarray:
         raise SettingError(f"{self.metadata['name']} has no state(); use critic_obs: all")
 
-    def render(self) -> Any:
+    def render(self) -> Tree:
         return self.copies.env.render(mode=self.render_mode or "rgb_array")
 
     def close(self) -> None:

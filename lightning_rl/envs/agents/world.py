@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
-from lightning_rl.envs.agents.copies import AgentsEnv
+from lightning_rl.envs.agents.copies import AgentsEnv, agents_of
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.parameters import EnvParameters
@@ -57,7 +56,7 @@ class Outcome:
         return step
 
 
-def gather_success(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
+def gather_success(infos: Mapping[int, Info], num: int) -> Info:
     """Return the success reported in the infos of rows as arrays `[num]`, with gymnasium's mask of the rows that report it."""
     for name in SUCCESS:
         given = {row: float(np.asarray(info[name]).item()) for row, info in infos.items() if info.get(name) is not None}
@@ -68,9 +67,9 @@ def gather_success(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
     return {}
 
 
-def gather_parameters(infos: Mapping[int, Info], num: int) -> dict[str, Any]:
+def gather_parameters(infos: Mapping[int, Info], num: int) -> Info:
     """Return the parameters and lessons of rows whose episodes ended, by name as arrays `[num]`; an empty dict if there are none."""
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, np.ndarray]] = {}
     for key, kind in ((PARAMETERS, np.float64), (LESSONS, np.int64)):
         for row, info in infos.items():
             for name, value in info.get(key, {}).items():
@@ -124,7 +123,7 @@ class Side:
                 self._write(row, None, True)
             self.outcome.start[row] |= not (was and self.present[row])
 
-    def _write(self, row: int, obs: Tree, mask: Any) -> None:
+    def _write(self, row: int, obs: Tree, mask: Tree) -> None:
         """Write an observation, zeros if it is None, and a mask into a row."""
         if isinstance(self.obs, np.ndarray):
             self.obs[row] = 0 if obs is None else obs
@@ -191,10 +190,10 @@ class World:
         settings: str = "",
     ) -> None:
         self.envs = [record(make(first + e), way) for e in range(num_copies)]
-        self.copies: list[Any] = [env.unwrapped for env in self.envs]
+        self.copies = [agents_of(env) for env in self.envs]
         self.parameters = [next((layer for layer in layers(env) if isinstance(layer, EnvParameters)), None) for env in self.envs]
         """The wrapper that draws the parameters of each copy, or None."""
-        self.name: str = self.copies[0].name
+        self.name = self.copies[0].name
         self.way, self.max_episode_steps, self.settings = way, max_episode_steps, settings
         self.sides = {name: Side(self.name, name, spaces, num_copies) for name, spaces in sides.items()}
         self.lengths = np.zeros(num_copies, dtype=np.int64)
@@ -229,7 +228,7 @@ class World:
             side.present[list(side.rows[e].values())] = False
             side.look(e, self.copies[e])
 
-    def move(self, e: int, actions: Mapping[str, Any]) -> bool:
+    def move(self, e: int, actions: Mapping[str, Tree]) -> bool:
         """Step one copy with the actions of the agents that move. Return whether its episode is to be truncated."""
         self.envs[e].step(actions)
         self.lengths[e] += 1

@@ -12,8 +12,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, Flag
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
+import gymnasium as gym
 import numpy as np
 
 from lightning_rl.envs.snapshot.encoding import (
@@ -40,6 +41,7 @@ from lightning_rl.envs.snapshot.encoding import (
     text_of,
 )
 
+T = TypeVar("T")
 BIT_GENERATORS = {cls.__name__: cls for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)}
 
 
@@ -94,7 +96,7 @@ class Decoder:
             for name in [name for name in getattr(thing, "__dict__", {}) if name in existing and name not in state]:
                 delattr(thing, name)
 
-    def decode(self, plain: Plain, existing: Any = None) -> Any:
+    def decode(self, plain: Plain, existing: object = None) -> Any:
         """Make a value, or change an existing object in place; raise `UnsupportedValueError` for unknown kinds of plain data."""
         if isinstance(plain, np.ndarray):
             return put(plain, existing)
@@ -125,9 +127,12 @@ class Decoder:
                     made.add(child) if kind == "~set" else made.append(child)
                 return made
             case [str(kind), int(number), list(items), *factory] if kind in DICTS:
-                if factory and not (isinstance(existing, defaultdict) and name_of(existing.default_factory) == factory[0]):
+                if not factory:
+                    made = DICTS[kind]()
+                elif isinstance(existing, defaultdict) and name_of(existing.default_factory) == factory[0]:
+                    made = defaultdict(existing.default_factory)
+                else:
                     raise UnsupportedValueError("another factory of default values")
-                made = defaultdict(existing.default_factory) if factory else DICTS[kind]()
                 return self._items(self._note(number, made), items, existing)
             case ["~object", int(number), name, state] if type(existing).__qualname__ == name and is_plain_object(existing):
                 self.write(self._claim(number, existing), state)
@@ -177,7 +182,7 @@ class Decoder:
                 return self._decode_old(plain, existing)
         raise UnsupportedValueError(f"{str(plain[:2])[:80]} has no counterpart, or is of an unknown kind")
 
-    def _decode_old(self, plain: Plain, existing: Any) -> Any:
+    def _decode_old(self, plain: Plain, existing: object) -> Any:
         """Make a value from old data, in which containers, objects and spaces have no numbers."""
         match plain:
             case [str(kind), list(children), maxlen] if kind in CONTAINERS:
@@ -196,31 +201,31 @@ class Decoder:
         """Make a value whose parts are numbered separately."""
         return Decoder(None if self.is_old else VERSION).decode(plain)
 
-    def _note(self, number: int, value: Any) -> Any:
+    def _note(self, number: int, value: T) -> T:
         """Store a value by its number."""
         self.made[number] = value
         return value
 
-    def _claim(self, number: int, existing: Any) -> Any:
+    def _claim(self, number: int, existing: T) -> T:
         """Store a counterpart that is written into by its number; raise if it is already that of another value."""
         if self.used.setdefault(id(existing), number) != number:
             raise UnsupportedValueError(f"one {type(existing).__qualname__} is the counterpart of two")
         return self._note(number, existing)
 
-    def _children(self, children: list[Plain], existing: Any) -> Iterator[Any]:
+    def _children(self, children: list[Plain], existing: object) -> Iterator[Any]:
         """Make the values of a container one by one."""
-        ordered = isinstance(existing, list | tuple | deque | np.flatiter) and len(existing) == len(children)
-        return (self.decode(child, existing[i] if ordered else None) for i, child in enumerate(children))
+        ordered = existing if isinstance(existing, list | tuple | deque | np.flatiter) and len(existing) == len(children) else None
+        return (self.decode(child, None if ordered is None else ordered[i]) for i, child in enumerate(children))
 
-    def _items(self, made: Any, items: list[tuple[Plain, Plain]], existing: Any) -> Any:
+    def _items(self, made: dict, items: list[tuple[Plain, Plain]], existing: object) -> dict:
         """Make the items of a dict one by one; an item may hold the dict itself."""
-        before = dict(existing) if type(existing) in DICTS.values() else {}
+        before = dict(existing) if type(existing) in DICTS.values() and isinstance(existing, dict) else {}
         for key, each in items:
             name = self.decode(key)
             made[name] = self.decode(each, before.get(name))
         return made
 
-    def _draw_on(self, space: Any, generator: Plain, children: list[Plain]) -> Any:
+    def _draw_on(self, space: gym.Space, generator: Plain, children: list[Plain]) -> gym.Space:
         """Restore the random generators of a space and its parts."""
         if generator is not None:
             made = self.decode(generator, space.np_random)
@@ -230,7 +235,7 @@ class Decoder:
             self.decode(child, counterpart)
         return space
 
-    def _generator(self, number: int, state: dict[str, Any], existing: object) -> np.random.Generator:
+    def _generator(self, number: int, state: dict[str, Plain], existing: object) -> np.random.Generator:
         name = state["bit_generator"]
         if not isinstance(name, str) or name not in BIT_GENERATORS:
             raise UnsupportedValueError(f"{name!r} is no bit generator")
@@ -241,7 +246,7 @@ class Decoder:
         return existing
 
 
-def _checked(state: dict[str, Any]) -> Any:
+def _checked(state: dict[str, Plain]) -> dict[str, Plain]:
     """Raise `UnsupportedValueError` if a generator would read beyond its state: NumPy accepts any position."""
     position, buffered = state.get("state", {}).get("pos", 0), state.get("buffer_pos", 0)
     if not (0 <= position <= 624 and 0 <= buffered <= 4):
@@ -254,7 +259,7 @@ def is_same(a: object, b: object) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, SCALARS) and repr(a) == repr(b))
 
 
-def put(array: np.ndarray, existing: Any) -> np.ndarray:
+def put(array: np.ndarray, existing: object) -> np.ndarray:
     """Return a copy of an array; if its counterpart is a view of memory that NumPy does not own, write it there instead."""
     if not isinstance(existing, np.ndarray) or (existing.shape, existing.dtype) != (array.shape, array.dtype):
         return array.copy()
@@ -264,7 +269,7 @@ def put(array: np.ndarray, existing: Any) -> np.ndarray:
     return existing
 
 
-def member_of(cls: type[Enum], member: Any) -> Enum:
+def member_of(cls: type[Enum], member: Plain) -> Enum:
     """Return a member of an enumeration by name, or of flags by bits."""
     try:
         return cls(member) if issubclass(cls, Flag) else cls[member]

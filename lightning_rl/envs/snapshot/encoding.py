@@ -18,10 +18,13 @@ from functools import cache, partial
 from pathlib import PurePath
 from re import Pattern
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 Plain = Any
 """Plain data."""
@@ -137,7 +140,7 @@ class Encoder:
         finally:
             self.depth -= 1
 
-    def _encode(self, value: Any) -> Plain:
+    def _encode(self, value: object) -> Plain:
         if isinstance(value, np.random.Generator | np.random.RandomState | random.Random) or is_torch(value, "Generator"):
             return self._generator(value)
         if not self.only_generators:
@@ -176,7 +179,7 @@ class Encoder:
             self.seen.popitem()
         self.memory = {owner: [each for each in found if each[2] < known] for owner, found in self.memory.items()}
 
-    def _code(self, value: Any) -> Plain:
+    def _code(self, value: object) -> Plain:
         """Convert code to its name and, for a method, the number of its object."""
         owner = getattr(value, "__self__", None)
         if isinstance(value, BuiltinFunctionType) and not isinstance(owner, ModuleType | type | None):
@@ -189,7 +192,7 @@ class Encoder:
         generator = None if children else self._generator(space.np_random)
         return ("~space", number, text_of(space), generator, [self.encode(child) for child in children])
 
-    def _container(self, value: Any) -> Plain:
+    def _container(self, value: tuple | frozenset | list | set | deque | dict) -> Plain:
         cls, kind = type(value), f"~{type(value).__name__}"
         if len(value) > self.most - self.parts:
             raise UnsupportedValueError("too large")
@@ -209,7 +212,7 @@ class Encoder:
             return (kind, number, items, name_of(value.default_factory)) if isinstance(value, defaultdict) else (kind, number, items)
         return (kind, number, [self.encode(each) for each in value], value.maxlen if isinstance(value, deque) else None)
 
-    def _generator(self, value: Any) -> Plain:
+    def _generator(self, value: np.random.Generator | np.random.RandomState | random.Random | torch.Generator) -> Plain:
         number, known = self.number(value)
         if known:
             return ("~same", number)
@@ -247,7 +250,7 @@ class Encoder:
             others.insert(place, (first, end, number, bool(value.flags.c_contiguous) and value.dtype.kind in NUMBERS))
         return ("~numpy", number, plain)
 
-    def _tensor(self, value: Any) -> Plain:
+    def _tensor(self, value: torch.Tensor) -> Plain:
         """Convert a tensor on the CPU that shares its memory with no other."""
         number, known = self.number(value)
         if known:
@@ -280,7 +283,7 @@ def owner_of(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def name_of(value: Any) -> str:
+def name_of(value: object) -> str:
     """Return the name of a function or class, or of a value's class; for a partial function also its scalar positional arguments."""
     if isinstance(value, partial):
         given = [*value.args, *(part for item in value.keywords.items() for part in item)]
@@ -288,7 +291,7 @@ def name_of(value: Any) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Return a text that identifies a value: its class and repr, or only the class if the repr contains a memory address."""
     text = f"{type(value).__qualname__} {value!r}"
     return type(value).__qualname__ if " at 0x" in text else text

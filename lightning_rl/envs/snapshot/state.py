@@ -93,7 +93,7 @@ class Recorder(gym.Wrapper):
         self.episode = episode
         return are_equal(self.obs, decode(state["obs"]))
 
-    def _legal_action(self, actions: list[Plain], decode: Callable[[Plain], Any], obs: Tree, info: Info) -> Tree:
+    def _legal_action(self, actions: list[Plain], decode: Callable[[Plain], Tree], obs: Tree, info: Info) -> Tree:
         """Return a legal action for the start of an episode; the first recorded one if all actions are legal."""
         space = deepcopy(self.action_space)
         return legal_action(self, space, partial(decode, actions[0]) if actions else space.sample, obs, info)

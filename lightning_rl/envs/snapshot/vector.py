@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -39,7 +38,7 @@ def fingerprint(envs: VectorEnv, config: EnvConfig | None = None) -> str:
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
-def describe(layer: object) -> list[Any]:
+def describe(layer: object) -> list[object]:
     """Return the class of an environment or wrapper, the arguments that gymnasium records, and attributes named like an argument."""
     own = getattr(layer, "__dict__", {})
     spec = own.get("spec") if layer is getattr(layer, "unwrapped", None) else None
@@ -52,11 +51,11 @@ def describe(layer: object) -> list[Any]:
     return [type(layer).__qualname__, getattr(spec, "id", None), *(normalize(_drop(IGNORED_ARGUMENTS, each)) for each in arguments)]
 
 
-def _drop(names: set[str], arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+def _drop(names: set[str], arguments: Mapping[str, object] | None) -> dict[str, object]:
     return {name: value for name, value in (arguments or {}).items() if name not in names}
 
 
-def normalize(value: object) -> Any:
+def normalize(value: object) -> object:
     """Convert a value so that equal settings have the same representation in every process."""
     if isinstance(value, Mapping):
         return sorted((str(key), normalize(each)) for key, each in value.items())
