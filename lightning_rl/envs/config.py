@@ -166,9 +166,11 @@ def as_wrapper(wrapper: Wrapper) -> str | Plain:
 Env = EnvConfig | str | Mapping[str, Any] | gym.Env | gym.vector.VectorEnv | Callable[[], gym.Env]
 """What Python code may pass as `env`: settings, an id, an environment to copy, a ready vector environment, or a function that builds one
 environment."""
+EnvSource = EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]
+"""Settings of environments, a ready vector environment, or a function that builds one environment."""
 
 
-def as_config(env: object) -> EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]:
+def as_config(env: object) -> EnvSource:
     """Convert an id, a mapping or an environment to settings or a builder; return settings, vector environments and functions unchanged."""
     if isinstance(env, str):
         return EnvConfig(env)

@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
 from lightning_rl.envs.agents.vmas import VmasCopies, is_vmas
 from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
-from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, resolve_vectorization, single_env_config
+from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, EnvSource, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
@@ -52,7 +52,7 @@ PACKAGES = {"pettingzoo": "pettingzoo.classic.connect_four_v3", "mpe2": "mpe2.si
 Built = TypeVar("Built")
 
 
-def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs: int = DEFAULT_NUM_ENVS, first: int = 0) -> VectorEnv:
+def make_vector_env(env: EnvSource, num_envs: int = DEFAULT_NUM_ENVS, first: int = 0) -> VectorEnv:
     """Build a vector environment from settings or from a function that builds one environment; return a ready one unchanged.
 
     `num_envs` is used only with a function; `first` is the index of the first environment among those of all ranks.
@@ -79,11 +79,13 @@ def make_vector_env(env: EnvConfig | VectorEnv | Callable[[], gym.Env], num_envs
     return SyncVectorEnv([partial(CheckedEnv, each, i) for i, each in enumerate(builders)], autoreset_mode=mode, copy=False)
 
 
-def make_env(config: EnvConfig | Callable[[], gym.Env], index: int = 0) -> gym.Env:
+def make_env(config: EnvSource, index: int = 0) -> gym.Env:
     """Build one environment from settings or with a function; put masks of a method `action_masks` into the info (see `masks.py`).
 
     `index` is its index among the run's environments. Raises `SettingError` for an unknown id, a missing package or wrong arguments.
     """
+    if isinstance(config, VectorEnv):
+        raise SettingError("a ready vector environment cannot be built again; pass an id, an EnvConfig, or a function that builds one")
     if not isinstance(config, EnvConfig):
         try:
             built = config()
@@ -136,7 +138,7 @@ def count_stacked_frames(env: object) -> int:
     return (env.frame_stack or (4 if env.atari else 1)) if isinstance(env, EnvConfig) else 1
 
 
-def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str = "") -> Spaces:
+def probe_spaces(env: EnvSource, joint: str = "") -> Spaces:
     """Find the spaces by building, resetting and closing one environment, or by resetting a ready vector environment.
 
     `joint`: what agents' observations hold in addition to their own, as in `Spaces`; for environments of several agents only.
@@ -147,7 +149,7 @@ def probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str 
     return spaces
 
 
-def _probe_spaces(env: EnvConfig | VectorEnv | Callable[[], gym.Env], joint: str) -> Spaces:
+def _probe_spaces(env: EnvSource, joint: str) -> Spaces:
     if isinstance(env, VectorEnv):
         return _find_masks(env, single_spaces(env), "the environment")
     if isinstance(env, EnvConfig) and env.vectorization == "native":

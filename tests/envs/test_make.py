@@ -246,6 +246,13 @@ def test_an_error_of_a_users_constructor_names_the_environment_and_its_line():
     assert refusal(make_env, Unmade) == f"the environment Unmade cannot be built: 'size' (test_make.py:{line})"
 
 
+def test_several_policies_refuse_a_ready_vector_environment_in_plain_words():
+    envs = SyncVectorEnv([partial(gym.make, "CartPole-v1")])
+    behavior = {"agents": "*", "learner": {"class_path": "PPO"}}
+    line = "a ready vector environment cannot be built again; pass an id, an EnvConfig, or a function that builds one"
+    assert refusal(lrl.MultiAgent, envs, {"all": behavior}, 64) == line
+
+
 def test_any_error_of_a_constructor_becomes_one_line():
     assert "5x5" in refusal(make_env, EnvConfig("FrozenLake-v1", kwargs={"map_name": "5x5"}))  # a bare KeyError
 
