@@ -1,11 +1,10 @@
 """One actor: environments, and a policy that steps them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
@@ -13,15 +12,13 @@ from torch import nn
 from lightning_rl.data.collector import Collector, Ends, Stepped, Unroll
 from lightning_rl.data.episodes import Finished
 from lightning_rl.data.opponents import seat_opponents
-from lightning_rl.envs.config import EnvConfig, count_envs
+from lightning_rl.envs.config import EnvSource, count_envs
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_map, tree_to_numpy
 
-EnvSource = EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]
-"""Settings of environments, a ready vector environment, or a function that builds one environment."""
 Lessons = Mapping[str, LessonValues]
 """What environments draw their parameters from, starting with the next resets; see `envs/parameters.py`."""
 

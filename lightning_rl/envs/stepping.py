@@ -10,7 +10,6 @@
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -21,7 +20,7 @@ from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper
 from lightning_rl.envs.agents.teams import TeamStepper
 from lightning_rl.envs.agents.vmas import BatchedStepper, is_vmas
 from lightning_rl.envs.agents.world import World
-from lightning_rl.envs.config import EnvConfig, count_envs
+from lightning_rl.envs.config import EnvConfig, EnvSource, count_envs
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.envs.lessons import LessonValues
@@ -173,7 +172,7 @@ class Stepper:
 AnyStepper = Stepper | AgentStepper | SeatStepper | BatchedStepper | GameStepper
 
 
-def make_fitting_stepper(env: Any, spaces: Spaces, first: int, seats: bool | None = None) -> AnyStepper:
+def make_fitting_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool | None = None) -> AnyStepper:
     """Make the stepper of environments for a network with known spaces; `env` and `first` as in `make_vector_env`.
 
     `seats`: of several agents, as in `make_agent_stepper`. Raises `SettingError`: the environments have other spaces.
@@ -189,7 +188,7 @@ def make_fitting_stepper(env: Any, spaces: Spaces, first: int, seats: bool | Non
 
 
 def make_agent_stepper(
-    env: Any, spaces: Spaces, first: int, seats: bool | None = None
+    env: EnvSource, spaces: Spaces, first: int, seats: bool | None = None
 ) -> AgentStepper | SeatStepper | BatchedStepper | GameStepper:
     """Make the stepper of an environment of several agents with one policy; arguments as in `make_fitting_stepper`."""
     if spaces.teams:
@@ -205,7 +204,7 @@ def make_agent_stepper(
     return SeatStepper(world) if seats else AgentStepper(world)
 
 
-def make_world(env: Any, sides: Mapping[str, Spaces], first: int) -> World:
+def make_world(env: EnvSource, sides: Mapping[str, Spaces], first: int) -> World:
     """Build the copies of an environment of several agents, and the sides of their agents.
 
     Args:
@@ -218,19 +217,18 @@ def make_world(env: Any, sides: Mapping[str, Spaces], first: int) -> World:
     """
     way, settings = find_way_to_save(env, sides)
     limit = env.max_episode_steps if isinstance(env, EnvConfig) else None
-    make: Any = partial(make_env, env)
     teams = "".join(f" teams {spaces.teams}" for spaces in sides.values() if spaces.teams)
-    return World(make, count_envs(env), sides, first, way, limit, settings + teams)
+    return World(partial(make_env, env), count_envs(env), sides, first, way, limit, settings + teams)
 
 
-def find_way_to_save(env: Any, sides: Mapping[str, Spaces]) -> tuple[str | None, str]:
+def find_way_to_save(env: EnvSource, sides: Mapping[str, Spaces]) -> tuple[str | None, str]:
     """Build a copy to find how its state is saved, if it can be, and the fingerprint of its settings.
 
     Raises `SettingError`: the environment has other agents or spaces than `sides`.
     """
     config = env if isinstance(env, EnvConfig) else None
     with closing(make_env(env)) as built:
-        one, settings = built.unwrapped, fingerprint(built, config)  # type: ignore[arg-type]
+        one, settings = built.unwrapped, fingerprint(built, config)
         agents = sorted(agent for spaces in sides.values() for agent in spaces.agents)
         if not isinstance(one, AgentsEnv) or sorted(one.agents) != agents:
             raise SettingError(

@@ -16,7 +16,7 @@ from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_en
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.snapshot.decoding import write_all
 from lightning_rl.envs.snapshot.encoding import CONSTRUCTOR_ARGUMENTS, VERSION, read_all
-from lightning_rl.envs.snapshot.state import State, choose_way, get_state, layers, record, set_state
+from lightning_rl.envs.snapshot.state import AnyEnv, State, choose_way, get_state, layers, record, set_state
 from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 
@@ -27,7 +27,7 @@ PENDING_RESETS = "_autoreset_envs"
 """Private attribute of gymnasium's `SyncVectorEnv`: environments whose next step is a reset. There is no public way to set it."""
 
 
-def fingerprint(envs: VectorEnv, config: EnvConfig | None = None) -> str:
+def fingerprint(envs: AnyEnv, config: EnvConfig | None = None) -> str:
     """Hash the settings, or without settings what can be found out about environments built by Python code."""
     if config is None:
         found: object = [[describe(layer) for layer in layers(env)] for env in (envs.envs if isinstance(envs, SyncVectorEnv) else [envs])]
