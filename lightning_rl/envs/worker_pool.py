@@ -231,9 +231,9 @@ class WorkerVectorEnv(VectorEnv):
 
     def _ask(self, requests: Sequence[bytes | None], timeout: float | None = None) -> list[bytes | None]:
         """Send requests and return the replies: None for workers that were not asked or were replaced."""
-        asked = [i for i, request in enumerate(requests) if request is not None]
-        for i in asked:
-            self._workers[i].send(requests[i])  # type: ignore[arg-type]
+        asked = {i: request for i, request in enumerate(requests) if request is not None}
+        for i, request in asked.items():
+            self._workers[i].send(request)
         return self._receive(asked, self.step_timeout if timeout is None else timeout)
 
     def _receive(self, asked: Iterable[int], timeout: float) -> list[bytes | None]:

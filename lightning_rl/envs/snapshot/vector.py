@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
@@ -43,9 +43,9 @@ def describe(layer: object) -> list[object]:
     own = getattr(layer, "__dict__", {})
     spec = own.get("spec") if layer is getattr(layer, "unwrapped", None) else None
     try:
-        parameters = inspect.signature(type(layer).__init__).parameters
+        parameters: Collection[str] = inspect.signature(type(layer).__init__).parameters
     except (TypeError, ValueError):
-        parameters = {}  # type: ignore[assignment]
+        parameters = ()
     named = {name: own[name] for name in parameters if name in own}
     arguments = (own.get(CONSTRUCTOR_ARGUMENTS), getattr(spec, "kwargs", None), named)
     return [type(layer).__qualname__, getattr(spec, "id", None), *(normalize(_drop(IGNORED_ARGUMENTS, each)) for each in arguments)]
