@@ -13,8 +13,7 @@ from gymnasium import Space
 from torch import Generator
 from torch.nn import functional
 
-from lightning_rl.envs.agents.stepper import SeatStepper
-from lightning_rl.envs.agents.teams import TeamStepper
+from lightning_rl.envs.agents.stepper import OpponentStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.judges import JUDGED, exploitability
@@ -150,7 +149,7 @@ class RandomMoves:
 
 def seat_opponents(stepper: Any, network: ActingNetwork) -> None:
     """Let the policy play the other seats, if there are any."""
-    if isinstance(stepper, SeatStepper | TeamStepper | GameStepper):
+    if isinstance(stepper, OpponentStepper | GameStepper):
         stepper.opponent = PolicyOpponent(network, stepper.num_seats)
 
 

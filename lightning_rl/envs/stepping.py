@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper
+from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper, WorldStepper
 from lightning_rl.envs.agents.teams import TeamStepper
 from lightning_rl.envs.agents.vmas import BatchedStepper, is_vmas
 from lightning_rl.envs.agents.world import World
@@ -169,7 +169,7 @@ class Stepper:
         return None
 
 
-AnyStepper = Stepper | AgentStepper | SeatStepper | BatchedStepper | GameStepper
+AnyStepper = Stepper | WorldStepper | BatchedStepper | GameStepper
 
 
 def make_fitting_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool | None = None) -> AnyStepper:
@@ -189,7 +189,7 @@ def make_fitting_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool
 
 def make_agent_stepper(
     env: EnvSource, spaces: Spaces, first: int, seats: bool | None = None
-) -> AgentStepper | SeatStepper | BatchedStepper | GameStepper:
+) -> WorldStepper | BatchedStepper | GameStepper:
     """Make the stepper of an environment of several agents with one policy; arguments as in `make_fitting_stepper`."""
     if spaces.teams:
         return TeamStepper(make_world(env, {SIDE: spaces}, first))

@@ -1,7 +1,7 @@
 """Steppers of environments of several agents for a collector: with `AgentStepper` all agents learn, with `SeatStepper` one per copy."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -17,46 +17,41 @@ SIDE = "all"
 """The name of the only side."""
 
 
-class AgentStepper:
-    """Steps environments in which all agents move simultaneously and learn; each agent is a row. Has the methods of `Stepper`.
+class WorldStepper:
+    """Base of the steppers of an environment of several agents. Has the methods of `Stepper`.
 
     Args:
         world: a world with one side, which has all agents.
+        outcome: the results of the rows.
     """
 
     restarts, workers = 0, None
 
-    def __init__(self, world: World) -> None:
-        self.world, self.side = world, world.sides[SIDE]
+    def __init__(self, world: World, outcome: Outcome) -> None:
+        self.world, self.side, self.outcome = world, world.sides[SIDE], outcome
         self.name, self.can_be_saved, self.close = world.name, world.way is not None, world.close
         self.notices: list[str] = []
-        self.outcome = self._make_outcome()
-        self.num_envs, self.all_valid = self.outcome.num, self.outcome.all_valid
-        self.labels = self.side.labels if self.outcome is self.side.outcome else []
+        self.num_envs, self.all_valid = outcome.num, outcome.all_valid
+        self.labels: list[str] = []
         """Names of the rows in messages, if all agents are rows."""
-
-    def _make_outcome(self) -> Outcome:
-        return self.side.outcome
-
-    @property
-    def present(self) -> np.ndarray:
-        """Return the rows whose agents are present."""
-        return self.side.present
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         """Start an episode in every copy, with seed, seed + 1, … Return the first observations and their masks."""
-        self.world.reset(seed)
-        return self.side.newest()
+        raise NotImplementedError
+
+    def step(self, action: Tree) -> EnvStep:
+        """Step all copies with the actions `[N, ...]` of the rows, in their own format; actions of absent agents are ignored."""
+        raise NotImplementedError
 
     def restart_all(self) -> EnvStep:
         """Abandon all episodes and start new ones; return a step that is not experience."""
+        self.change_seats()
         obs, mask = self.reset()
         self.outcome.start[:] = True
         return self.outcome.pop_step(obs, mask)
 
-    def step(self, action: Tree) -> EnvStep:
-        """Step all copies with the actions `[N, ...]` of agents, in their own format; actions of absent agents are ignored."""
-        return self.world.step({SIDE: action})[SIDE]
+    def change_seats(self) -> None:
+        """Let others learn in the next episodes, unless all do."""
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
         """Set what copies draw their parameters from, starting with their next episodes. Raises `SettingError`: they have none."""
@@ -64,11 +59,39 @@ class AgentStepper:
 
     def state_dict(self) -> State:
         """Return everything that the next steps depend on, as plain data; only between two steps."""
-        return self.world.get_state()
+        return {**self.world.get_state(), **self.own_state()}
+
+    def own_state(self) -> State:
+        """Return the state in addition to that of the world."""
+        return {}
 
     def load_state_dict(self, state: State) -> str | None:
         """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
-        return self.world.set_state(state)
+        return self.world.set_state(state) or self.set_own_state(state)
+
+    def set_own_state(self, state: State) -> str | None:
+        """Restore the result of `own_state`. Return None, or the reason why that is impossible."""
+        return None
+
+
+class AgentStepper(WorldStepper):
+    """Steps environments in which all agents move simultaneously and learn; each agent is a row."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, world.sides[SIDE].outcome)
+        self.labels = self.side.labels
+
+    @property
+    def present(self) -> np.ndarray:
+        """Return the rows whose agents are present."""
+        return self.side.present
+
+    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
+        self.world.reset(seed)
+        return self.side.newest()
+
+    def step(self, action: Tree) -> EnvStep:
+        return self.world.step({SIDE: action})[SIDE]
 
 
 class Opponent(Protocol):
@@ -99,7 +122,62 @@ class Opponent(Protocol):
         """Restore a state."""
 
 
-class SeatStepper(AgentStepper):
+class OpponentStepper(WorldStepper):
+    """Base of the steppers of games in which one seat, or one team, of each copy learns; the next one learns in the next episode.
+
+    `opponent` acts for all other agents, as part of the learners' environment.
+
+    Args:
+        world: a world with one side, which has all agents.
+        rows_per_copy: number of learners in a copy.
+        seats_per_copy: number of seats or teams.
+    """
+
+    opponent: Opponent
+    arrays: ClassVar[tuple[str, ...]]
+    """Names of the arrays that the next steps depend on."""
+
+    def __init__(self, world: World, rows_per_copy: int, seats_per_copy: int) -> None:
+        num = len(world.copies)
+        super().__init__(world, Outcome(num * rows_per_copy))
+        self.agents, self.num_seats, self.seats_per_copy = self.side.agents, self.side.num, seats_per_copy
+        self.seats = np.arange(num) % seats_per_copy
+        """Index of the learning agent or team of each copy."""
+        self.returns = np.zeros((num, len(self.agents)))
+        """Return of each agent in the current episode so far."""
+
+    def change_seats(self) -> None:
+        self.seats = (self.seats + 1) % self.seats_per_copy
+
+    def start_all(self, seed: int | None) -> None:
+        """Start an episode in every copy."""
+        self.opponent.reset(seed)
+        self.returns[:] = 0.0
+        self.world.reset(seed)
+        self.opponent.begin(np.arange(len(self.seats)), self.seats.copy())
+
+    def start_next(self, over: np.ndarray, returns: np.ndarray) -> None:
+        """Start the next episodes of K copies, with the next learners; `returns [K, seats]` are those of the last."""
+        self.opponent.finish(over, points(returns, self.seats[over]))
+        self.seats[over] = (self.seats[over] + 1) % self.seats_per_copy
+        self.returns[over] = 0.0
+        for e in over:
+            self.world.start(int(e))
+        self.opponent.begin(over, self.seats[over])
+
+    def own_state(self) -> State:
+        return {name: getattr(self, name).copy() for name in self.arrays} | {"opponent": self.opponent.get_state()}
+
+    def set_own_state(self, state: State) -> str | None:
+        try:
+            set_arrays(self, {"returns": self.returns, **state}, self.arrays, self.seats_per_copy)
+        except (KeyError, TypeError, ValueError):
+            return f"{self.name} could not be restored exactly"
+        self.opponent.set_state(state["opponent"])
+        return None
+
+
+class SeatStepper(OpponentStepper):
     """Steps games with one learner in each copy: a row is a copy. The learner takes the next seat in each episode.
 
     A step runs from the learner's move to its next one, or to the end of its episode, where the copy begins the next one. `opponent` acts
@@ -107,30 +185,18 @@ class SeatStepper(AgentStepper):
     the learner's moves are added up, including those before its first move.
     """
 
-    opponent: Opponent
+    arrays = ("seats", "moved", "paid", "returns")
 
     def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.agents, num = self.side.agents, len(world.copies)
-        self.num_seats = self.side.num
-        """Number of agents of all copies."""
-        self.seats = np.arange(num) % len(self.agents)
-        """Index of the learning agent of each copy."""
+        super().__init__(world, 1, len(world.sides[SIDE].agents))
         self.moved = np.zeros(self.side.num, dtype=bool)
         """Agents that have moved in the current episode."""
-        self.paid = np.zeros(num)
+        self.paid = np.zeros(len(world.copies))
         """Reward of each learner since its last move."""
-        self.returns = np.zeros((num, len(self.agents)))
-        """Return of each agent in the current episode so far."""
-
-    def _make_outcome(self) -> Outcome:
-        return Outcome(len(self.world.copies))
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        self.opponent.reset(seed)
-        self.moved[:], self.paid[:], self.returns[:] = False, 0.0, 0.0
-        self.world.reset(seed)
-        self.opponent.begin(np.arange(len(self.seats)), self.seats.copy())
+        self.moved[:], self.paid[:] = False, 0.0
+        self.start_all(seed)
         self._play_others()
         self.outcome.forget()
         return self._newest()
@@ -196,36 +262,15 @@ class SeatStepper(AgentStepper):
 
     def _finish(self, over: np.ndarray) -> None:
         """Begin the next episodes of copies, with the learner in the next seat."""
-        self.opponent.finish(over, points(self.returns[over], self.seats[over]))
-        self.seats[over] = (self.seats[over] + 1) % len(self.agents)
-        self.paid[over], self.returns[over], self.outcome.start[over] = 0.0, 0.0, True
+        self.paid[over], self.outcome.start[over] = 0.0, True
         for e in over:
             self.moved[list(self.side.rows[e].values())] = False
-            self.world.start(int(e))
-        self.opponent.begin(over, self.seats[over])
+        self.start_next(over, self.returns[over])
 
     def _newest(self) -> tuple[Tree, Tree]:
         """Return the learners' observations and masks."""
         side = self.side
         return tree_index((side.obs, side.mask), np.arange(len(self.seats)) * len(self.agents) + self.seats)
-
-    def restart_all(self) -> EnvStep:
-        self.seats = (self.seats + 1) % len(self.agents)
-        return super().restart_all()
-
-    def state_dict(self) -> State:
-        own = {name: getattr(self, name).copy() for name in ("seats", "moved", "paid", "returns")}
-        return {**super().state_dict(), **own, "opponent": self.opponent.get_state()}
-
-    def load_state_dict(self, state: State) -> str | None:
-        reason = super().load_state_dict(state)
-        if reason is None:
-            try:
-                set_arrays(self, {"returns": self.returns, **state}, ("seats", "moved", "paid", "returns"), len(self.agents))
-            except (KeyError, TypeError, ValueError):
-                return f"{self.name} could not be restored exactly"
-            self.opponent.set_state(state["opponent"])
-        return reason
 
 
 def set_arrays(stepper: object, state: State, names: Sequence[str], num_seats: int) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, Opponent, points, set_arrays
-from lightning_rl.envs.agents.world import Outcome, World
+from lightning_rl.envs.agents.stepper import SIDE, OpponentStepper
+from lightning_rl.envs.agents.world import World
 from lightning_rl.nan_policy import finite_rewards
-from lightning_rl.types import EnvStep, State, Tree, tree_index
+from lightning_rl.types import EnvStep, Tree, tree_index
 
 
-class TeamStepper(AgentStepper):
+class TeamStepper(OpponentStepper):
     """Steps games in which all agents move simultaneously and one team of each copy learns: row copy * S + member is one of its S agents.
 
     The next team learns in the next episode. `opponent` acts for all other agents, as part of the learners' environment. An episode also
@@ -20,24 +20,15 @@ class TeamStepper(AgentStepper):
         world: a world with one side, which has all agents and their teams.
     """
 
-    opponent: Opponent
+    arrays = ("seats", "begins", "returns")
 
     def __init__(self, world: World) -> None:
         agents, teams = world.sides[SIDE].agents, world.sides[SIDE].spaces.teams
         self.members = np.array([[agents.index(agent) for agent in team] for team in teams])
         """Indices of the agents of each team, `[teams, S]`."""
-        super().__init__(world)
-        num = len(world.copies)
-        self.agents, self.num_seats = agents, self.side.num
-        self.seats = np.arange(num) % len(teams)
-        """Index of the learning team of each copy."""
+        super().__init__(world, self.members.shape[1], len(teams))
         self.begins = np.ones(self.num_seats, dtype=bool)
         """Agents whose next move is their first in the episode."""
-        self.returns = np.zeros((num, len(agents)))
-        """Return of each agent in the current episode so far."""
-
-    def _make_outcome(self) -> Outcome:
-        return Outcome(len(self.world.copies) * self.members.shape[1])
 
     @property
     def learners(self) -> np.ndarray:
@@ -50,10 +41,8 @@ class TeamStepper(AgentStepper):
         return self.side.present[self.learners]
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        self.opponent.reset(seed)
-        self.begins[:], self.returns[:] = True, 0.0
-        self.world.reset(seed)
-        self.opponent.begin(np.arange(len(self.seats)), self.seats.copy())
+        self.begins[:] = True
+        self.start_all(seed)
         self.outcome.forget()
         return self._newest()
 
@@ -63,7 +52,8 @@ class TeamStepper(AgentStepper):
         moves = self._choose(learners, action)
         over = [e for e in range(len(self.seats)) if self._step_copy(e, moves)]
         if over:
-            self._finish(np.array(over))
+            ended = np.array(over)
+            self.start_next(ended, self.returns[ended][:, self.members].mean(2))
         self.begins = happened.start
         self.outcome.take(happened, learners, self.learners)
         happened.forget()
@@ -93,33 +83,6 @@ class TeamStepper(AgentStepper):
         self.side.look(e, copy)
         return False
 
-    def _finish(self, over: np.ndarray) -> None:
-        """Begin the next episodes of copies, with the next team as learners."""
-        self.opponent.finish(over, points(self.returns[over][:, self.members].mean(2), self.seats[over]))
-        self.seats[over] = (self.seats[over] + 1) % len(self.members)
-        self.returns[over] = 0.0
-        for e in over:
-            self.world.start(int(e))
-        self.opponent.begin(over, self.seats[over])
-
     def _newest(self) -> tuple[Tree, Tree]:
         """Return the learners' observations and masks."""
         return tree_index((self.side.obs, self.side.mask), self.learners)
-
-    def restart_all(self) -> EnvStep:
-        self.seats = (self.seats + 1) % len(self.members)
-        return super().restart_all()
-
-    def state_dict(self) -> State:
-        own = {name: getattr(self, name).copy() for name in ("seats", "begins", "returns")}
-        return {**super().state_dict(), **own, "opponent": self.opponent.get_state()}
-
-    def load_state_dict(self, state: State) -> str | None:
-        reason = super().load_state_dict(state)
-        if reason is None:
-            try:
-                set_arrays(self, state, ("seats", "begins", "returns"), len(self.members))
-            except (KeyError, TypeError, ValueError):
-                return f"{self.name} could not be restored exactly"
-            self.opponent.set_state(state["opponent"])
-        return reason
