@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
 
 import torch
 from gymnasium.spaces import Space
@@ -85,25 +84,41 @@ class Actor(PolicyNetwork):
         return self.layers(features).float(), memory
 
 
-class LeastValue(nn.Module):
-    """One value per critic, Z = 1, of which the minimum is used (Fujimoto et al. 2018, TD3)."""
+class ValueEstimate(nn.Module):
+    """Estimates the return from the outputs of E critics with Z values each, `atoms`."""
 
     atoms = 1
 
     def target(self, q: Tensor) -> Tensor:
         """Return the target values of the target critics' outputs, `[E · Z, B, ...]` to `[Y, B, ...]`."""
-        return q.amin(0, keepdim=True)
+        raise NotImplementedError
 
     def policy(self, q: Tensor) -> Tensor:
         """Return the value that the policy maximizes, `[E · Z, B, ...]` to `[B, ...]`."""
-        return q.amin(0)
+        raise NotImplementedError
 
     def loss(self, q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of values `[E · Z, B, S]` against a target `[Y, B, S]`, and the error for priorities, each `[B]`."""
+        raise NotImplementedError
+
+    def resample(self, generator: Generator) -> None:
+        """Sample what is random in the next update, if anything."""
+
+
+class LeastValue(ValueEstimate):
+    """One value per critic, Z = 1, of which the minimum is used (Fujimoto et al. 2018, TD3)."""
+
+    def target(self, q: Tensor) -> Tensor:
+        return q.amin(0, keepdim=True)
+
+    def policy(self, q: Tensor) -> Tensor:
+        return q.amin(0)
+
+    def loss(self, q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return critic_loss(q, target), (q.detach() - target).abs().mean((0, 2))
 
 
-class SubsetValue(LeastValue):
+class SubsetValue(ValueEstimate):
     """The target is the minimum of M random critics out of E; the policy maximizes the mean of all (Chen et al. 2021, REDQ, alg. 1)."""
 
     subset: Tensor
@@ -120,13 +135,14 @@ class SubsetValue(LeastValue):
     def policy(self, q: Tensor) -> Tensor:
         return q.mean(0)
 
+    loss = LeastValue.loss
+
     def resample(self, generator: Generator) -> None:
-        """Sample the subset for the next update."""
         order = torch.rand(self.ensemble, generator=generator, device=generator.device).argsort()
         self.subset.copy_(order[: len(self.subset)])
 
 
-class QuantileValue(LeastValue):
+class QuantileValue(ValueEstimate):
     """Z quantiles of the return per critic; the target is the quantiles of all E critics without the largest (Kuznetsov et al. 2020).
 
     Args:
@@ -156,7 +172,7 @@ class QuantileValue(LeastValue):
         return loss, (z.detach().mean(0) - target.mean(0)).abs().mean((0, 2))
 
 
-def make_estimate(ensemble: int, subset: int | None = None, quantiles: int | None = None, dropped: int = 0) -> LeastValue:
+def make_estimate(ensemble: int, subset: int | None = None, quantiles: int | None = None, dropped: int = 0) -> ValueEstimate:
     """Return the estimate from an ensemble's values. Raises `SettingError`: settings are out of range, or exclude each other."""
     if quantiles is None:
         if dropped:
@@ -209,7 +225,7 @@ class Critic(nn.Module):
         self.encoder = make_encoder(space, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
-        self.estimate: Any = make_estimate(ensemble, subset, quantiles, dropped)
+        self.estimate = make_estimate(ensemble, subset, quantiles, dropped)
         self.heads = (self.estimate.atoms, num_choices, streams)
         num_inputs = self.memory.num_features + num_actions
         goal = self.memory.goal
