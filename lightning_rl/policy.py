@@ -205,8 +205,9 @@ def play_episodes(
     other = None if str(opponent) == "random" else algorithm.make_opponent(str(opponent), rows)
     player = make_player(algorithm.env, together, max_episode_steps, algorithm.spaces, opponent=other)
     player.on_nan = getattr(algorithm, "on_nan", "raise")
+    network: Any = algorithm.network
     with isolate_rng(), torch_threads(1), closing(player):
-        return player.play(algorithm.network, episodes, seed, deterministic)
+        return player.play(network, episodes, seed, deterministic)
 
 
 def statistics(algorithm: Run, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:

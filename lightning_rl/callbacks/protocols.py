@@ -14,6 +14,7 @@ from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import Spaces
 
 Kind = TypeVar("Kind")
@@ -33,7 +34,7 @@ class AlgorithmRun(Protocol):
     max_env_steps: int
     env: Env
     spaces: Spaces
-    network: nn.Module
+    network: PolicyNetwork
     target_networks: list[tuple[nn.Module, nn.Module]]
     dataset: ExperienceDataset
     collector: Collector

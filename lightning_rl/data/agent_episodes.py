@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
 from lightning_rl.envs.agents.copies import AgentsEnv
@@ -15,6 +14,7 @@ from lightning_rl.envs.agents.stepper import Opponent, points
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
+from lightning_rl.networks.acting import ActingPolicy
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample
 from lightning_rl.types import Info, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -29,7 +29,7 @@ class BehaviorPolicies:
         frozen: names of behaviors that do not learn; they do not count in the return and success of an episode.
     """
 
-    def __init__(self, sides: Mapping[str, Spaces], networks: Mapping[str, Any], frozen: Collection[str] = ()) -> None:
+    def __init__(self, sides: Mapping[str, Spaces], networks: Mapping[str, ActingPolicy], frozen: Collection[str] = ()) -> None:
         self.sides, self.networks, self.frozen = sides, networks, frozen
         self.side_of = {agent: name for name, spaces in sides.items() for agent in spaces.agents}
 
@@ -38,7 +38,7 @@ class BehaviorPolicies:
         for network in self.networks.values():
             yield from network.modules()
 
-    def parameters(self) -> Iterator[nn.Parameter]:
+    def parameters(self) -> Iterator[Tensor]:
         """Yield all parameters of all networks."""
         for network in self.networks.values():
             yield from network.parameters()
@@ -69,7 +69,14 @@ class AgentEpisodePlayer:
         self.max_episode_steps = max_episode_steps or MAX_EPISODE_STEPS
 
     @torch.no_grad()
-    def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
+    def play(
+        self,
+        network: ActingPolicy | BehaviorPolicies,
+        episodes: int,
+        seed: int,
+        deterministic: bool,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Episode]:
         """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  The network's modes do not change.
 
         `network`: a policy, or `BehaviorPolicies`. Raises `RunStoppedError`: `stop` returned True.
@@ -77,7 +84,8 @@ class AgentEpisodePlayer:
         if isinstance(network, BehaviorPolicies):
             policies = network
         else:
-            first: Any = self.envs[0].unwrapped
+            first = self.envs[0].unwrapped
+            assert isinstance(first, AgentsEnv)
             if self.spaces is None:
                 self.envs[0].reset(seed=0)
             policies = BehaviorPolicies({"": self.spaces or first.find_spaces()}, {"": network})
@@ -237,7 +245,9 @@ def own_part(spaces: Spaces, obs: Tree) -> Tree:
     return obs[OWN] if spaces.joint else obs
 
 
-def move(movers: Sequence[tuple[_EnvPlayer, str]], spaces: Spaces, network: Any, generator: Generator, deterministic: bool) -> None:
+def move(
+    movers: Sequence[tuple[_EnvPlayer, str]], spaces: Spaces, network: ActingPolicy, generator: Generator, deterministic: bool
+) -> None:
     """Choose the actions of agents of one behavior."""
     seen = [player.seen[agent] for player, agent in movers]
     obs = allocate(spaces.observation, len(movers))

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.distributions import Exploration, state_dependent
@@ -42,7 +42,7 @@ NO_ENDS = Ends(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 class Unroll(NamedTuple):
-    """Raw experience of N environments over T steps, on the CPU, without values. Fields are those of `Rollout`, except:
+    """Raw experience of N environments over T steps, on the CPU, without values; actors send arrays. Fields as in `Rollout`, except:
 
     obs: `[T + 1, N, ...]` tree.  episode_start: `[T + 1, N]`.  log_prob: of the policy that acted; () if it was not computed.
     """
@@ -50,11 +50,11 @@ class Unroll(NamedTuple):
     obs: Tree
     action: Tree
     log_prob: Tree
-    reward: Any
-    terminated: Any
-    truncated: Any
-    valid: Any
-    episode_start: Any
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    episode_start: Tensor
     action_mask: Tree
     memory: Tree
     next_obs: Tree
@@ -98,8 +98,9 @@ class RunCollector(Protocol):
     name: str
     can_be_saved: bool
     num_envs: int
-    n_steps: int
 
+    @property
+    def n_steps(self) -> float: ...
     @property
     def rows(self) -> int: ...
     @property

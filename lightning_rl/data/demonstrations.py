@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -159,7 +159,6 @@ class DemonstrationDataset(ExperienceDataset):
     """Endless iterations; each is an iterator over minibatches.
 
     Args:
-        collector: a `NoCollector`.
         draws: minibatches to learn from.
         held: rows held out for validation.
         settings: numbers of minibatches; the last iteration has the remaining ones.
@@ -167,7 +166,7 @@ class DemonstrationDataset(ExperienceDataset):
 
     restart_notice = "demonstrations are shuffled again"
 
-    def __init__(self, collector: Any, draws: DemonstrationDraws, held: EpisodeRows, settings: DemonstrationSettings) -> None:
+    def __init__(self, collector: NoCollector, draws: DemonstrationDraws, held: EpisodeRows, settings: DemonstrationSettings) -> None:
         super().__init__(collector, -(-settings.max_updates // settings.updates_per_iteration))
         self.draws, self.learned, self.held, self.settings = draws, draws.rows, held, settings
         self.updates = settings.updates_per_iteration

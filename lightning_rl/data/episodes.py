@@ -13,11 +13,12 @@ import torch
 from torch import Generator
 
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
+from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS, Info
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.sync import contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
+from lightning_rl.networks.acting import ActingPolicy
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -89,7 +90,7 @@ class EpisodeStatistics:
         self.reports_success = any(of_all_ranks(self.reports_success))
 
     def get_state(self) -> State:
-        windows: dict[str, Any] = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
+        windows: State = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
         windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
         counts = {"episodes": self.episodes, "reports_success": self.reports_success}
         return {"running_return": self.running_return, "running_length": self.running_length, **counts, **windows}
@@ -109,19 +110,19 @@ class EpisodeStatistics:
             window.clear()
         self.reports_success = False
 
-    def forget(self, envs: Any = slice(None)) -> None:
+    def forget(self, envs: np.ndarray | slice = slice(None)) -> None:
         """Abandon the current episodes of some environments."""
         self.running_return[envs], self.running_length[envs] = 0.0, 0
 
     def metrics(self) -> dict[str, float]:
         """Return means over the window, under Stable-Baselines3's names; empty before the first episode ends."""
-        windows: dict[str, Any] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths}
+        windows: dict[str, deque[float] | deque[int]] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths}
         windows |= {"success_rate": self.successes} if self.reports_success else {}
         means = {f"rollout/{name}": float(np.mean(window)) for name, window in windows.items() if window}
         return means | {f"parameters/{name}": float(np.mean(window)) for name, window in self.parameters.items()}
 
 
-def success(info: Mapping[str, Any], env: int | None = None) -> float | None:
+def success(info: Info, env: int | None = None) -> float | None:
     """Return whether an episode was a success, 0 or 1; None if its last info does not report it.
 
     Args:
@@ -135,7 +136,7 @@ def success(info: Mapping[str, Any], env: int | None = None) -> float | None:
     return None
 
 
-def info_arrays(info: Mapping[str, Any], key: str) -> dict[str, Any]:
+def info_arrays(info: Info, key: str) -> Info:
     """Return the arrays under a key in the info of all environments, without the masks that gymnasium adds to them."""
     values = info[key]
     return {name: values[name] for name in values if not (name[:1] == "_" and name[1:] in values)}
@@ -178,7 +179,9 @@ class EpisodePlayer:
         self.envs = envs
         self.max_episode_steps, self.masked = max_episode_steps or longest_episode(self.envs[0]), masked
 
-    def play(self, network: Any, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False) -> list[Episode]:
+    def play(
+        self, network: ActingPolicy, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False
+    ) -> list[Episode]:
         """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  The network's modes do not change.
 
         Raises `RunStoppedError`: `stop` returned True.
@@ -194,7 +197,7 @@ class EpisodePlayer:
 
     @torch.no_grad()
     def _play(
-        self, network: Any, seats: list[_Share], generator: Generator, deterministic: bool, stop: Callable[[], bool]
+        self, network: ActingPolicy, seats: list[_Share], generator: Generator, deterministic: bool, stop: Callable[[], bool]
     ) -> list[Episode]:
         finished: list[Episode] = []
         while seats:
@@ -282,7 +285,7 @@ class Seat:
 class _Share(Seat):
     """A seat with the seeds still to play, the current one first."""
 
-    def __init__(self, index: int, env: gym.Env, seeds: list[int], network: Any, player: EpisodePlayer) -> None:
+    def __init__(self, index: int, env: gym.Env, seeds: list[int], network: ActingPolicy, player: EpisodePlayer) -> None:
         super().__init__(index, env, player.masked, player.on_nan)
         self.seeds, self.initial_memory = seeds, tree_index(network.initial_memory(1), 0)
         self.begin()

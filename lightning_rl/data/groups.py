@@ -13,8 +13,9 @@ import torch
 from torch import Generator, Tensor
 
 from lightning_rl.data.collector import Ends, Unroll
-from lightning_rl.data.rollout import RolloutDataset, in_sequences, nearest_sizes, normalize
+from lightning_rl.data.rollout import OnPolicy, RolloutDataset, in_sequences, nearest_sizes, normalize
 from lightning_rl.errors import SettingError
+from lightning_rl.networks.group_critic import GroupActorCritic
 from lightning_rl.returns import gae
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_map, tree_to_torch
 
@@ -65,7 +66,7 @@ class GroupBatch(NamedTuple):
     episode_start: Tensor
     memory: Tree = ()
 
-    def flat(self, name: str) -> Any:
+    def flat(self, name: str) -> Tree:
         """Return a field of agents as rows `[B · A, ...]`, or `[L, B / L · A]` for the starts of episodes."""
         tree, dim = getattr(self, name), int(name == "episode_start")
         return tree_map(lambda leaf: leaf.flatten(dim, dim + 1), tree)
@@ -107,9 +108,10 @@ class GroupDataset(RolloutDataset):
     def _collect(self) -> GroupRollout:
         collector = self.collector
         stepper: Any = collector.stepper
+        network: Any = collector.network
         unroll, present = collector.unroll(), torch.from_numpy(stepper.present)
         with collector.precision():
-            groups = add_group_values(unroll, present, collector.network, collector.generator.device, self.baselines)
+            groups = add_group_values(unroll, present, network, collector.generator.device, self.baselines)
         self._note(groups)
         return groups
 
@@ -142,13 +144,12 @@ class GroupDataset(RolloutDataset):
         return new_episodes
 
 
-def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torch.device, baselines: bool) -> GroupRollout:
+def add_group_values(unroll: Unroll, present: Tensor, network: GroupActorCritic, device: torch.device, baselines: bool) -> GroupRollout:
     """Compute the values of all groups as one batch, and log-probabilities, with the current weights.
 
     Args:
         unroll: unroll of tensors, with its ends as arrays.
         present: `[N]`, agents that are present after the last step.
-        network: a `GroupActorCritic`.
         baselines: whether to compute baselines too.
     """
     ends, size = unroll.ends, network.group_size
@@ -175,7 +176,7 @@ def add_group_values(unroll: Unroll, present: Tensor, network: Any, device: torc
     return GroupRollout(rows._replace(log_prob=log_prob), now, over, over & ~cut, value[:-1], next_value, baseline)
 
 
-def value_last(ends: Ends, leaving: Tensor, last: Tensor, network: Any) -> Tensor:
+def value_last(ends: Ends, leaving: Tensor, last: Tensor, network: GroupActorCritic) -> Tensor:
     """Return V of the final observations `[K, S]` of the K groups that end where `last [T, E]` is true.
 
     V counts the agents that are `leaving [T, E, A]` in this step: in a truncated group those that were truncated, but not those that
@@ -251,7 +252,7 @@ def group_minibatches(batch: GroupBatch, batch_size: int, normalize_advantage: b
         yield part._replace(weight=weight, group_weight=group_weight, advantage=advantage, episode_start=start, memory=memory)
 
 
-def check_groups(algorithm: Any) -> None:
+def check_groups(algorithm: OnPolicy) -> None:
     """Raise `SettingError` unless an algorithm has groups of agents, and minibatches that fill its rollouts evenly."""
     name, spaces = type(algorithm).__name__, algorithm.spaces
     env = getattr(algorithm.env, "id", "the environment")

@@ -19,7 +19,7 @@ from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.judges import JUDGED, exploitability
 from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import ActingNetwork, PolicyNetwork
+from lightning_rl.networks.acting import ActingNetwork, ActingPolicy, PolicyNetwork
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import Spaces, allocate, is_legal, legal_sample
 from lightning_rl.types import State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -73,7 +73,7 @@ class PolicyOpponent(AlwaysPlays):
         tree_map(np.copyto, self.memory, state["memory"])
 
 
-def draw_actions(network: Any, obs: Tree, mask: Tree, memory: Tree, start: np.ndarray, generator: Generator) -> tuple[Tree, Tree]:
+def draw_actions(network: ActingPolicy, obs: Tree, mask: Tree, memory: Tree, start: np.ndarray, generator: Generator) -> tuple[Tree, Tree]:
     """Draw a policy's actions for K rows, in the environment's format, and return them and its new memory as arrays."""
     seen = tree_to_torch((obs, memory, start, mask), generator.device)
     action, memory = network.sample(*seen, generator=generator)
@@ -123,7 +123,7 @@ class ScriptedOpponent(AlwaysPlays):
         self.random.bit_generator.state = state["draws"]
 
 
-def copy_rows(actions: np.ndarray, chosen: Any) -> None:
+def copy_rows(actions: np.ndarray, chosen: object) -> None:
     """Copy the actions of a script. Raises `ValueError` or `TypeError`: they have another shape or dtype."""
     values = np.asarray(chosen)
     if values.shape != actions.shape:
@@ -147,13 +147,13 @@ class RandomMoves:
         return tree_stack([legal_sample(self.space, mask[k]) if len(mask) else self.space.sample() for k in range(num)])
 
 
-def seat_opponents(stepper: Any, network: ActingNetwork) -> None:
+def seat_opponents(stepper: object, network: ActingNetwork) -> None:
     """Let the policy play the other seats, if there are any."""
     if isinstance(stepper, OpponentStepper | GameStepper):
         stepper.opponent = PolicyOpponent(network, stepper.num_seats)
 
 
-def find_exploitability(env: Any, spaces: Spaces, network: Any, deterministic: bool) -> dict[str, float]:
+def find_exploitability(env: object, spaces: Spaces, network: object, deterministic: bool) -> dict[str, float]:
     """Return the policy's `exploitability`: the mean reward of its best opponent over the seats; 0 in an equilibrium.
 
     {} if the environment is not a game that can be evaluated exactly, or if the policy has other observations or a memory.
@@ -179,12 +179,12 @@ class Probabilities:
         network, deterministic: as in `find_exploitability`.
     """
 
-    def __init__(self, network: Any, deterministic: bool) -> None:
+    def __init__(self, network: PolicyNetwork, deterministic: bool) -> None:
         self.network, self.deterministic = network, deterministic
 
     @torch.no_grad()
     def __call__(self, obs: np.ndarray, mask: Tree) -> np.ndarray:
-        distribution = self.network.distribution
+        distribution: Any = self.network.distribution
         obs, mask = tree_to_torch((obs, mask), next(self.network.parameters()).device)
         x, _ = self.network.policy(obs, (), None)
         if self.deterministic:

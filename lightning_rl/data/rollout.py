@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -13,14 +13,17 @@ from torch.utils.data import IterableDataset
 from lightning_rl.data.collector import Collector, RunCollector
 from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.networks.memory import Memory
 from lightning_rl.returns import gae
+from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_leaves, tree_map
 
+Rows = TypeVar("Rows")
 MAX_ROWS = 10**8
 """Maximum rows of a rollout: with four numbers per observation they take 3 GB."""
 
 
-class ExperienceDataset(IterableDataset[Any]):
+class ExperienceDataset(IterableDataset[object]):
     """Endless iterations of experience, each collected on demand.
 
     The dataset has a length, the planned number of iterations, because Lightning prefetches one batch from a loader without a length, and
@@ -42,7 +45,7 @@ class ExperienceDataset(IterableDataset[Any]):
     def __len__(self) -> int:
         return min(self.iterations, sys.maxsize)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         raise NotImplementedError
 
     def begin_iteration(self, count: int, progress: float) -> None:
@@ -107,6 +110,22 @@ class RolloutDataset(ExperienceDataset):
                 yield self.batch
 
 
+class OnPolicy(Protocol):
+    """The interface of an algorithm that learns from minibatches of rollouts."""
+
+    spaces: Spaces
+    n_steps: int
+    batch_size: int
+    memory: Memory | None
+
+    @property
+    def env(self) -> object: ...
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def self_play(self) -> object: ...
+
+
 def check_n_steps(n_steps: int, num_envs: int) -> None:
     """Raise `SettingError` unless rollouts of this size fit."""
     check_range("n_steps", n_steps, 1, whole=True)
@@ -116,7 +135,7 @@ def check_n_steps(n_steps: int, num_envs: int) -> None:
         )
 
 
-def check_minibatches(algorithm: Any) -> None:
+def check_minibatches(algorithm: OnPolicy) -> None:
     """Raise `SettingError` unless minibatches of whole sequences divide an algorithm's rollouts evenly; name the two nearest valid sizes.
 
     An algorithm that was loaded only to act has no environment, and so no rollouts.
@@ -198,7 +217,7 @@ def make_batch(rollout: Rollout, discount: Tensor, gae_lambda: float, sequence_l
     return batch._replace(episode_start=batch.episode_start.unflatten(0, (length, -1)), memory=flatten_time(rollout.memory))
 
 
-def in_sequences(rows: Tree, length: int) -> Any:
+def in_sequences(rows: Rows, length: int) -> Rows:
     """Cut `[T, N, ...]` into sequences of `length` steps, time-major and flat. A shorter last sequence repeats its last row."""
     steps = len(tree_leaves(rows)[0])
     if steps % length:
@@ -206,7 +225,7 @@ def in_sequences(rows: Tree, length: int) -> Any:
     return tree_map(lambda leaf: leaf.unflatten(0, (-1, length)).transpose(0, 1).flatten(0, 2), rows)
 
 
-def in_time(rows: Tree, length: int, steps: int, num: int) -> Any:
+def in_time(rows: Tree, length: int, steps: int, num: int) -> Tree:
     """Undo `in_sequences`: return `[steps, num, ...]`."""
     return tree_map(lambda leaf: leaf.unflatten(0, (length, -1, num)).transpose(0, 1).flatten(0, 1)[:steps], rows)
 

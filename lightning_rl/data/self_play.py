@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from lightning_rl.data.opponents import draw_actions
 from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import JOINT, OWN
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
 
@@ -68,7 +69,7 @@ class SelfPlayConfig:
         return 5 * self.save_steps if self.team_change is None else self.team_change
 
 
-def check_teams(teams: Any) -> None:
+def check_teams(teams: object) -> None:
     """Raise `SettingError` unless these are two or more patterns of agents, or lists of patterns."""
     listed = [[team] if isinstance(team, str) else team for team in teams] if isinstance(teams, list | tuple) else []
     if len(listed) < 2 or not all(isinstance(team, list | tuple) and all(isinstance(each, str) for each in team) for team in listed):
@@ -103,9 +104,9 @@ class Snapshots:
         window: number of snapshots to keep.
     """
 
-    def __init__(self, network: nn.Module, window: int) -> None:
+    def __init__(self, network: PolicyNetwork, window: int) -> None:
         self.network, self.window, self.taken, self.first = network, window, 0, 0
-        self.networks: dict[int, Any] = {}
+        self.networks: dict[int, PolicyNetwork] = {}
 
     @property
     def numbers(self) -> range:
@@ -117,7 +118,7 @@ class Snapshots:
         self.networks[self.taken] = self._copy()
         self.taken += 1
 
-    def _copy(self) -> nn.Module:
+    def _copy(self) -> PolicyNetwork:
         return deepcopy(self.network).requires_grad_(False).eval()
 
     def drop(self, playing: Iterable[int]) -> None:
@@ -133,10 +134,10 @@ class Snapshots:
                 each[EPSILON] = torch.tensor(distribution.epsilon, dtype=torch.float64)
         return weights
 
-    def set_weights(self, weights: Mapping[int, Mapping[str, Any]]) -> None:
+    def set_weights(self, weights: Mapping[int, Mapping[str, object]]) -> None:
         """Restore snapshots of `get_weights`. Raises `SettingError`: they do not fit the network."""
         for number, values in weights.items():
-            network: Any = self._copy()
+            network = self._copy()
             try:
                 number = int(number)
                 tensors = {name: torch.as_tensor(value) for name, value in values.items()}
@@ -172,7 +173,7 @@ class SelfPlayOpponent:
         self.behavior, self.learner = behavior, ""
         """The behavior of these players, and the behavior that learns from games against them, if several take turns."""
         self.fixed = {NEWEST - 1 - k: player for k, player in enumerate(fixed)}
-        network: Any = snapshots.network
+        network = snapshots.network
         self.is_joint = getattr(network, "critic_obs", None) == [JOINT]
         self.generator = Generator(next(network.parameters()).device)
         self.random = np.random.default_rng(0)

@@ -19,7 +19,7 @@ from lightning_rl.data.turns import Turns
 from lightning_rl.envs.agents.world import Side, World
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import RandomActor
+from lightning_rl.networks.acting import RandomActor, StepActor
 from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 
@@ -130,7 +130,7 @@ class SharedCollector(Collector):
         self.statistics.finished.clear()
         return self
 
-    def step(self, t: int, actor: Any) -> tuple[EnvStep, Tree]:
+    def step(self, t: int, actor: StepActor | RandomActor) -> tuple[EnvStep, Tree]:
         """Collect step t from the steps already made; `take` has already counted consecutive steps with NaN or infinite values."""
         bad_steps = self.guard.bad_steps
         collected = super().step(t, actor)
@@ -305,7 +305,7 @@ class JointDataset(ExperienceDataset):
         for dataset in datasets.values():
             dataset.collected = lambda: None  # the run counts, once for all
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, object]]:
         items = {name: iter(dataset) for name, dataset in self.datasets.items()}
         while True:
             self.is_whole = False

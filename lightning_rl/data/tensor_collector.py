@@ -11,10 +11,12 @@ from gymnasium.vector import AutoresetMode
 from torch import Generator, Tensor
 
 from lightning_rl.data.collector import NO_ENDS, Collector, Ends, Unroll
-from lightning_rl.envs import SUCCESS
+from lightning_rl.envs import SUCCESS, Info
+from lightning_rl.envs.stepping import Stepper
 from lightning_rl.envs.tensors import HostView, on_host
 from lightning_rl.errors import NotFiniteError, SettingError
 from lightning_rl.nan_policy import first_bad
+from lightning_rl.networks.acting import ActingNetwork
 from lightning_rl.spaces import MASK, Spaces
 from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -57,7 +59,7 @@ class CudaGraph:
     def __init__(
         self,
         name: str,
-        function: Callable[..., Any],
+        function: Callable[..., Tree],
         device: torch.device,
         generators: Sequence[Generator],
         watch: Callable[[], object],
@@ -67,9 +69,9 @@ class CudaGraph:
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Tree = ()
-        self.results: Any = None
+        self.results: Tree = None
 
-    def __call__(self, *inputs: Tree) -> Any:
+    def __call__(self, *inputs: Tree) -> Tree:
         if (watched := self.watch()) != self.watched:
             self.watched, self.calls, self.graph = watched, 0, None
         self.calls += 1
@@ -108,7 +110,7 @@ class TensorCollector(Collector):
         cuda_graph: whether the steps of a rollout may be recorded as a CUDA graph, if the environments support it.
     """
 
-    def __init__(self, stepper: Any, spaces: Spaces, network: Any, *arguments: Any, cuda_graph: bool = True) -> None:
+    def __init__(self, stepper: Stepper, spaces: Spaces, network: ActingNetwork, *arguments: Any, cuda_graph: bool = True) -> None:
         super().__init__(stepper, spaces, network, *arguments)
         assert isinstance(stepper.envs, HostView)
         self.envs: Any = stepper.envs.env
@@ -195,7 +197,7 @@ class TensorCollector(Collector):
         notes = tuple(memories), tuple(after), tuple(reports), tuple(has_final)
         return Steps(obs, start, mask, memory, resetting, tree_stack(taken), *notes)
 
-    def _read_mask(self, info: dict[str, Any], terminated: Tensor) -> Tree:
+    def _read_mask(self, info: Info, terminated: Tensor) -> Tree:
         """Return the mask of the next actions, `[N, M]`, all true where no action counts. Raises `SettingError`: the mask is missing."""
         if not len(self._mask_tensor):
             self.stepper.masks.split((), info)  # type: ignore[union-attr]  # raises if there is a mask
@@ -214,13 +216,12 @@ class TensorCollector(Collector):
         self._check_values(reward)
         for allowed in self._mask_tensor.cpu().numpy() if len(self._mask_tensor) else ():
             self.stepper.masks.batch(allowed, self.num_envs)  # type: ignore[union-attr]
-        over = terminated | truncated
+        over, nothing = terminated | truncated, np.zeros(0)
         for t in range(self.n_steps):
             ended = np.flatnonzero(over[t])
             if len(ended) and not steps.has_final[t]:
                 raise SettingError(f'{self.name} ended an episode without info["final_obs"], its last observations')
             info = on_host(steps.reports[t]) if len(ended) else {}
-            nothing: Any = None
             self.statistics.update(EnvStep(nothing, reward[t], terminated[t], truncated[t], valid[t], nothing, ended, None, info))
         self.rows += reward.size
         self.env_steps += int(np.count_nonzero(valid))
@@ -273,7 +274,7 @@ def choose(which: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(which.to(one.device).view(-1, *[1] * (one.dim() - 1)), one, other)
 
 
-def check_step(name: str, result: Any, before: Tree, num_envs: int) -> None:
+def check_step(name: str, result: object, before: Tree, num_envs: int) -> None:
     """Raise `SettingError` unless the result of a step follows `envs/tensors.py`, with observations shaped like those before."""
     if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
         raise SettingError(f"{name}.step must return observations, rewards, terminations, truncations and an info")
@@ -295,19 +296,19 @@ def check_tree(name: str, what: str, given: Tree, known: Tree) -> None:
         raise SettingError(f"{name}: {what}: {error}") from error
 
 
-def check_tensor(name: str, what: str, value: Any, shape: Sequence[int]) -> None:
+def check_tensor(name: str, what: str, value: object, shape: Sequence[int]) -> None:
     """Raise `SettingError` unless a value is a tensor of this shape."""
     if not isinstance(value, Tensor) or value.shape != tuple(shape):
         found = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise SettingError(f"{name} runs on a device: {what} must be a tensor {list(shape)}, got {found}")
 
 
-def is_known(network: Any) -> bool:
+def is_known(network: ActingNetwork) -> bool:
     """Return whether all parts of a network are from this package or torch: how other modules branch in Python is unknown."""
     return all(type(part).__module__.partition(".")[0] in ("lightning_rl", "torch") for part in network.modules())
 
 
-def fixed_parts(network: Any, envs: Any) -> object:
+def fixed_parts(network: Any, envs: object) -> object:
     """Return what a recording depends on in a network and environments: addresses of tensors, types of parts, and plain attributes."""
     parts = [(type(part), vars(part)) for part in (*network.modules(), envs)]
     attributes = [(kind, {name: value for name, value in own.items() if is_plain(value)}) for kind, own in parts]

@@ -28,19 +28,26 @@ NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], Any]] = {
 """Activations that numpy applies in place."""
 
 
-class ActingNetwork(Protocol):
-    """The interface of a network for collecting experience; see `networks/actor_critic.py`. User code may pass any such module."""
+class ActingPolicy(Protocol):
+    """The interface of a network that only plays, for example in evaluations."""
 
     distribution: Distribution
-    memory: Any
 
     def initial_memory(self, num: int) -> Tree: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
 
     def parameters(self) -> Iterator[Tensor]: ...
 
     def sample(
-        self, obs: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree, *, generator: Generator
+        self, obs: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree, *, deterministic: bool = ..., generator: Generator
     ) -> tuple[Tree, Tree]: ...
+
+
+class ActingNetwork(ActingPolicy, Protocol):
+    """The interface of a network for collecting experience; see `networks/actor_critic.py`. User code may pass any such module."""
+
+    memory: Any
 
     def log_prob(self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree) -> Tensor: ...
 

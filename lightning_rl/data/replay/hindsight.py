@@ -138,7 +138,7 @@ class Hindsight:
             self.seen[ring] = written
 
 
-def make_goal_reward(env: Any, spaces: Spaces) -> GoalReward:
+def make_goal_reward(env: EnvConfig | Callable[[], gym.Env] | VectorEnv | None, spaces: Spaces) -> GoalReward:
     """Find an environment's rewards for other goals by building an environment and stepping it once; it stays open.
 
     Args:
@@ -196,7 +196,7 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
     return GoalReward(reward, terminated)
 
 
-def over_rows(function: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray, kind: type) -> RowFunction:
+def over_rows(function: Callable[..., object], achieved: np.ndarray, desired: np.ndarray, kind: type) -> RowFunction:
     """Vectorize a function of one row: call it once for all rows if that gives the same results on these rows, else once per row.
 
     Infos are empty.

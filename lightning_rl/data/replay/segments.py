@@ -4,11 +4,11 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.checkpoints.atomic import SaveError, Writer, remove_leftovers, stage, sync_folder
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.errors import SettingError
+from lightning_rl.types import State
 
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 1 << 16
@@ -64,7 +65,7 @@ class SegmentStore:
         self.folder = Path(folder)
         self.segments: list[Segment] = []
 
-    def save(self, buffer: ReplayBuffer) -> dict[str, Any]:
+    def save(self, buffer: ReplayBuffer) -> State:
         """Write the rows since the last save, or all rows; return the manifest as plain data. Raises `SaveError`."""
         try:
             _check_folder(self.folder)
@@ -119,7 +120,7 @@ class SegmentStore:
         self.serial += 1
         return self.folder / f"{self.serial:08d}.{kind}"
 
-    def load(self, manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
+    def load(self, manifest: State, buffer: ReplayBuffer) -> None:
         """Restore a buffer that was made with the same arguments. Its episodes are not cut, so that it continues like the saved one.
 
         Raises `SettingError`: a segment is missing, damaged, or of another buffer. The buffer must not be used then.
@@ -127,7 +128,7 @@ class SegmentStore:
         self.segments = []
         try:
             _check_folder(self.folder)
-            manifest = to_arrays(dict(manifest))
+            manifest = to_arrays(manifest)
             _check_settings(manifest, buffer)
             buffer.continue_from(manifest["position"])
             segments = [_segment(each, buffer) for each in manifest["segments"]]
@@ -149,7 +150,7 @@ class SegmentStore:
             raise SettingError(f"the replay buffer in {str(self.folder)!r} cannot be read ({reason})") from error
         self.segments = segments
 
-    def forget(self, keep: Sequence[Mapping[str, Any]]) -> None:
+    def forget(self, keep: Sequence[State]) -> None:
         """Delete the segments that are neither in a manifest of `keep` nor in the last save."""
         names = {each["name"] for manifest in keep for each in (*manifest["segments"], manifest["priorities"]) if each is not None}
         names |= {each.file.name for each in self.segments}
@@ -178,7 +179,7 @@ def _settings_of(buffer: ReplayBuffer) -> dict[str, object]:
     }
 
 
-def _check_settings(manifest: Mapping[str, Any], buffer: ReplayBuffer) -> None:
+def _check_settings(manifest: State, buffer: ReplayBuffer) -> None:
     """Raise `SettingError` if a manifest has another format version or is of another kind of buffer."""
     version = manifest["format_version"]
     if version != FORMAT_VERSION:
@@ -197,7 +198,7 @@ def _check_folder(folder: Path) -> None:
             raise SettingError(f"{str(each)!r} is a link; replay buffers are stored in the folder of their checkpoint")
 
 
-def _segment(entry: Mapping[str, Any], buffer: ReplayBuffer) -> Segment:
+def _segment(entry: State, buffer: ReplayBuffer) -> Segment:
     start, stop = (np.asarray(entry[name]) for name in ("start", "stop"))
     if any(bound.shape != buffer.envs.shape or bound.dtype != np.int64 for bound in (start, stop)):
         raise ValueError("a segment without bounds")
@@ -206,7 +207,7 @@ def _segment(entry: Mapping[str, Any], buffer: ReplayBuffer) -> Segment:
     return Segment(_file(entry), start, stop)
 
 
-def _file(entry: Mapping[str, Any]) -> File:
+def _file(entry: State) -> File:
     name, size, sha256 = (entry[key] for key in File._fields)
     if not (isinstance(name, str) and NAME.fullmatch(name) and type(size) is int and isinstance(sha256, str)):
         raise ValueError(f"{shorten(repr(name), 40, placeholder=' …')} is not the name of a segment")
