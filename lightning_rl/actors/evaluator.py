@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -37,7 +37,7 @@ class NumpyPopulation:
 
     device = torch.device("cpu")
 
-    def __init__(self, network: Any, names: Sequence[str], num: int) -> None:
+    def __init__(self, network: PolicyNetwork, names: Sequence[str], num: int) -> None:
         self.centre = flat_parameters(network, names).numpy()
         self.size, self.rows = len(self.centre), np.tile(self.centre, (num, 1))
         own, at = {}, 0
@@ -45,7 +45,9 @@ class NumpyPopulation:
             own[parameter] = self.rows[:, at : at + parameter.numel()].reshape(num, *parameter.shape)
             at += parameter.numel()
         self.normalize: Callable[[np.ndarray], np.ndarray] = numpy_normalizer(network.normalizer)
-        modules = [*network.perceptron().layers, nn.Identity()]
+        perceptron = network.perceptron()
+        assert perceptron is not None
+        modules = [*perceptron.layers, nn.Identity()]
         self.layers = [
             (own[layer.weight].swapaxes(1, 2), own[layer.bias], NUMPY_ACTIVATIONS[type(after)])
             for layer, after in zip(modules[::2], modules[1::2], strict=False)

@@ -58,7 +58,7 @@ class ActorPool:
         """Number of requested rollouts that have not arrived yet."""
         self.env_restarts = [0] * config.num_actors
         self.notices: list[str] = []
-        self.last_rollout: Any = ()
+        self.last_rollout: Tree = ()
         self.recorded: dict[str, float] = {}
         self.lessons: Lessons = {}
         self.interrupted = False
@@ -148,7 +148,7 @@ class ActorPool:
         self.guard.replaced += acted.replaced
         self.env_restarts[answer.worker] = acted.restarts
 
-    def _call_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda worker: ()) -> list[Any]:
+    def _call_all(self, method: str, arguments: Callable[[int], tuple[object, ...]] = lambda worker: ()) -> list[Any]:
         """Call a method of each actor; return the results."""
         for worker in range(self.config.num_actors):
             self.workers.call(worker, method, *arguments(worker))

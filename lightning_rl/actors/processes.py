@@ -148,7 +148,7 @@ class Packed(NamedTuple):
     arrays: list[bytes] | None
 
 
-def pack(value: Any, block: str | None) -> Packed:
+def pack(value: object, block: str | None) -> Packed:
     """Pickle an answer, with its arrays in the named block of shared memory if there is room."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)

@@ -8,6 +8,7 @@ import signal
 import socket
 from contextlib import redirect_stderr
 from textwrap import shorten
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -107,7 +108,7 @@ class RayWorkers(RemoteWorkers):
         return answer if isinstance(answer, WorkerError) else (call.asked, answer._replace(value=pickle.loads(answer.value)))
 
 
-def join_cluster(ray: Any, cpus: int, address: str | None, setting: str) -> None:
+def join_cluster(ray: ModuleType, cpus: int, address: str | None, setting: str) -> None:
     """Join a Ray cluster, or start one on this machine.
 
     Args:
@@ -120,7 +121,7 @@ def join_cluster(ray: Any, cpus: int, address: str | None, setting: str) -> None
         SettingError: there is no cluster at the address.
         RunStoppedError: a SIGTERM arrived.
     """
-    cluster: Any = {"num_cpus": cpus, "include_dashboard": False} if address is None else {"address": address}
+    cluster: dict[str, object] = {"num_cpus": cpus, "include_dashboard": False} if address is None else {"address": address}
     try:
         host, _, port = (address or "").removeprefix("ray://").rpartition(":")
         if host and "/" not in host and port.isdecimal():

@@ -24,7 +24,7 @@ from lightning_rl.threads import one_thread
 
 
 class Worker(Protocol):
-    """Any object whose methods are called by name."""
+    """An object whose methods are called by name."""
 
     def close(self) -> None: ...
 
@@ -58,7 +58,7 @@ class Workers(ABC):
         """Let calls that begin from now on use the network's current weights, with this version number."""
 
     @abstractmethod
-    def call(self, worker: int, method: str, *arguments: Any) -> None:
+    def call(self, worker: int, method: str, *arguments: object) -> None:
         """Call a method. Each call is answered once; calls of one worker are answered in order.
 
         Pass large arguments only to a worker that owes no other answer: otherwise both sides could wait for space in their pipe.
@@ -77,7 +77,7 @@ class Workers(ABC):
         """End all workers, whatever their state."""
 
 
-def make_answer(index: int, worker: Worker, version: int, method: str, arguments: tuple[Any, ...]) -> Answer:
+def make_answer(index: int, worker: Worker, version: int, method: str, arguments: tuple[object, ...]) -> Answer:
     """Call a method of a worker."""
     began = time.monotonic()
     return Answer(index, method, version, getattr(worker, method)(*arguments), time.monotonic() - began)
@@ -96,7 +96,7 @@ class LocalWorkers(Workers):
     def __init__(self, build: Build, num: int, network: nn.Module) -> None:
         super().__init__(num, network)
         self.version = 0
-        self.calls: deque[tuple[int, str, tuple[Any, ...]]] = deque()
+        self.calls: deque[tuple[int, str, tuple[object, ...]]] = deque()
         self.workers: list[Worker] = []
         try:
             for i in range(num):
@@ -108,7 +108,7 @@ class LocalWorkers(Workers):
     def publish(self, version: int) -> None:
         self.version = version
 
-    def call(self, worker: int, method: str, *arguments: Any) -> None:
+    def call(self, worker: int, method: str, *arguments: object) -> None:
         self.calls.append((worker, method, arguments))
 
     def receive(self) -> Answer:
@@ -146,7 +146,7 @@ class ThreadWorkers(Workers):
         self.version = version
         self.weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.network.state_dict().items()}
 
-    def call(self, worker: int, method: str, *arguments: Any) -> None:
+    def call(self, worker: int, method: str, *arguments: object) -> None:
         answer = self.threads[worker].submit(self._answer, worker, self.version, self.weights, method, arguments)
         self.answers[worker].append(answer)
         answer.add_done_callback(lambda _: self.done.put(worker))
@@ -163,7 +163,7 @@ class ThreadWorkers(Workers):
         close_all(self.workers)
 
     @torch.no_grad()
-    def _answer(self, worker: int, version: int, weights: dict[str, Tensor], method: str, arguments: tuple[Any, ...]) -> Answer:
+    def _answer(self, worker: int, version: int, weights: dict[str, Tensor], method: str, arguments: tuple[object, ...]) -> Answer:
         for name, tensor in self.copies[worker].state_dict().items():
             tensor.copy_(weights[name])  # in place, as actors may have views of it
         return make_answer(worker, self.workers[worker], version, method, arguments)
@@ -179,7 +179,7 @@ class Call:
     """A pending call of a remote worker; the backend finds the answer by `handle`."""
 
     method: str
-    arguments: tuple[Any, ...]
+    arguments: tuple[object, ...]
     handle: Any = None
     asked: float = field(default_factory=time.monotonic)
 
@@ -212,7 +212,7 @@ class RemoteWorkers(Workers):
             self.close()
             raise
 
-    def call(self, worker: int, method: str, *arguments: Any) -> None:
+    def call(self, worker: int, method: str, *arguments: object) -> None:
         if not self.calls[worker]:
             self.deadlines[worker] = max(self.deadlines[worker], time.monotonic() + self.timeout)
         self.calls[worker].append(Call(method, arguments))
@@ -297,7 +297,7 @@ class RemoteWorker:
         self.index, self.restarts, self.made_of = index, restarts, made_of
         self.worker: Worker | None = None
 
-    def answer(self, update_weights: Callable[[nn.Module], int], method: str, arguments: tuple[Any, ...]) -> Answer:
+    def answer(self, update_weights: Callable[[nn.Module], int], method: str, arguments: tuple[object, ...]) -> Answer:
         """Call a method; `update_weights` updates the network and returns the version."""
         if self.worker is None:  # building takes seconds; weights are read afterwards
             build, self.network = pickle.loads(self.made_of)

@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from lightning_rl import policy
 from lightning_rl.algorithms.algorithm import Algorithm
@@ -85,7 +84,7 @@ def play_with_trainer(method: str, options: Namespace) -> int:
     return 0
 
 
-def print_result(algorithm: Algorithm, result: dict[str, Any]) -> None:
+def print_result(algorithm: Algorithm, result: dict[str, float]) -> None:
     """Print statistics of episodes in readable form."""
     trained = f"{result['updates']:,} updates" if "updates" in result else f"{result['env_steps']:,} environment steps"
     if result["episodes"] == 1:
@@ -124,7 +123,8 @@ def collect(options: Namespace) -> int:
         raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
     # one environment, so that the policy acts bit for bit as from load_policy
     player = make_player(algorithm.env, 1, None, algorithm.spaces, [RecordEpisodes])
-    recorder: Any = player.envs[0]
+    recorder = player.envs[0]
+    assert isinstance(recorder, RecordEpisodes)
     with closing(player), torch_threads(1):
         if options.replay:
             episodes = stored_episodes(algorithm, read_checkpoint(ckpt_path), ckpt_path.parent / "last.ckpt.d")

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from jsonargparse import set_parsing_settings
 from lightning_utilities.core.enums import StrEnum
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig
@@ -54,6 +54,8 @@ class HelpParser(LightningArgumentParser):
 class CLI(LightningCLI):
     """Lightning's command line with an `Algorithm` as model and our Trainer."""
 
+    trainer: Trainer
+
     def __init__(self, arguments: list[str], imports: list[str]) -> None:
         self.imports = imports
         shows_help = any("help" in argument or "print_config" in argument for argument in arguments)
@@ -84,7 +86,7 @@ class CLI(LightningCLI):
             kind: Any = locate(path)
             parser.add_argument(f"--{name}", type=kind | None, default=kind())
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the options. Hide `ckpt_path` until objects are built: Lightning would take settings from the file."""
         super().parse_arguments(parser, args)
         self.ckpt_path = self.config["fit"].pop("ckpt_path")
@@ -113,7 +115,7 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Give the Trainer the config that it writes into the run's folder."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         trainer.imports = self.imports
         trainer.config = {name: self.config_dump[name] for name in ("seed_everything", "model", "trainer", *SECTIONS)}
 
@@ -121,7 +123,7 @@ class CLI(LightningCLI):
 class CheckingCLI(CLI):
     """Build the algorithm and the Trainer without training."""
 
-    def fit(self, **arguments: Any) -> None:
+    def fit(self, **arguments: object) -> None:
         """Do nothing."""
 
 
@@ -142,7 +144,7 @@ class PlannedCLI(CLI):
         self.plan, self.ask = plan, ask
         super().__init__(["fit", *read_arguments(read_options(plan.fit_options))], list(plan.imports))
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the options. The default is one thread: runs are compared with each other, and the others need the other cores."""
         super().parse_arguments(parser, args)
         flags = self.config["fit"]["trainer"]
@@ -151,13 +153,13 @@ class PlannedCLI(CLI):
     def before_fit(self) -> None:
         """Check that the settings are still those with which the runs began."""
         super().before_fit()
-        trainer: Any = self.trainer
+        trainer = self.trainer
         if self.plan.settings is not None and (other := first_difference(self.plan.settings, trainer.config)) is not None:
             raise SettingError(f"{other} has changed in a config file since these runs began; change it back, or start new runs")
 
-    def fit(self, model: Any, init_from: str | None = None, force: bool = False, **arguments: Any) -> None:
+    def fit(self, model: Run, init_from: str | None = None, force: bool = False, **arguments: object) -> None:
         """Train, and report; `force` starts over even if there is a checkpoint."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         monitor = next((each.monitor for each in callbacks_of(trainer, BestModel)), CheckpointConfig.monitor)
         trainer.callbacks.append(ReportRun(self.ask, monitor, self.plan.width))
         if force or last_generation(self.plan.folder / "checkpoints") is None:  # new, or killed before it saved anything

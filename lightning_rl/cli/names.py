@@ -67,7 +67,7 @@ class SeedOptions(NamedTuple):
 
 def take_seeds(options: list[Option]) -> SeedOptions | None:
     """Remove `--seeds` and `--jobs` from the options and return them; None for a single run, or if only settings or help are printed."""
-    given = {option.name: parse(option.value, option.name) for option in options if option.name in ("--seeds", "--jobs")}
+    given: Plain = {option.name: parse(option.value, option.name) for option in options if option.name in ("--seeds", "--jobs")}
     options[:] = [option for option in options if option.name not in given]
     names = [option.name for option in options]
     if "--jobs" in given and "--seeds" not in given:

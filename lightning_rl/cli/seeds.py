@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import numpy as np
 
@@ -71,7 +70,7 @@ def fit_seeds(given: SeedOptions, options: list[Option], imports: list[str]) -> 
     redirect_notices()
     written = [f"{each.name}={each.value}" if each.value else each.name for each in options]
     base = check(written, imports)
-    trainer: Any = base.trainer
+    trainer = base.trainer
     check_settings(base)
     seeds = find_seeds(given.seeds, base.config_dump["seed_everything"])
     display = Display(seeds, base.model.length)
@@ -101,7 +100,7 @@ def fit_seeds(given: SeedOptions, options: list[Option], imports: list[str]) -> 
 
 def check_settings(base: CheckingCLI) -> None:
     """Raise `SettingError` for settings with which several runs cannot be trained, or would all be the same."""
-    trainer: Any = base.trainer
+    trainer = base.trainer
     ckpt_path, init_from = base.ckpt_path, base.config_dump["init_from"]
     check_beginning(ckpt_path, init_from)
     if ckpt_path not in (None, "last"):
@@ -128,7 +127,7 @@ def find_seeds(given: int | list[int], first: object) -> list[int]:
 
 def plan_run(base: CheckingCLI, seed: int, options: list[str], imports: list[str], width: int) -> RunPlan:
     """Plan the run of a seed."""
-    trainer: Any = base.trainer
+    trainer = base.trainer
     root = Path(trainer.default_root_dir)
     runs = root / type(base.model).__name__ / environment_name(base.model.env)
     name = f"{trainer.run_name}_seed_{seed}" if trainer.run_name else f"seed_{seed}"
@@ -145,7 +144,7 @@ def plan_run(base: CheckingCLI, seed: int, options: list[str], imports: list[str
 
 def check_folder(run: SeedRun, base: CheckingCLI) -> None:
     """Note whether the run of a seed has already ended. Raise `SettingError` if its folder has another run, which would be lost."""
-    trainer: Any = base.trainer
+    trainer = base.trainer
     folder, continues = run.folder, base.ckpt_path == "last"
     saved, anything = last_generation(folder / "checkpoints"), find_saved(folder / "checkpoints")
     if base.config_dump["force"]:
@@ -167,7 +166,7 @@ def check_folder(run: SeedRun, base: CheckingCLI) -> None:
 
 def has_ended(base: CheckingCLI, saved: Path) -> bool:
     """Return whether a run is complete: it has its full length and its last evaluation, or its evaluations ended it."""
-    trainer: Any = base.trainer
+    trainer = base.trainer
     count, states = check_fits(base.model, saved), read_checkpoint(saved)["callbacks"]
     evaluated = [states[each.state_key]["evaluated_at"] for each in callbacks_of(trainer, RolloutEvaluator) if each.state_key in states]
     stoppers = [each for each in callbacks_of(trainer, StopOnEvaluation) if each.state_key in states]

@@ -8,8 +8,9 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import join
-from typing import Any
+from typing import TYPE_CHECKING
 
+from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.protocols import callbacks_of
@@ -26,8 +27,11 @@ from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
 from lightning_rl.tuning.population import Evaluation, Population, member_name, mutable_space
 from lightning_rl.tuning.report import describe_best, draw_study, write_best, write_trials
-from lightning_rl.tuning.search_space import SearchSpace, find_space, read_space, shorten_path
+from lightning_rl.tuning.search_space import SearchSpace, Value, find_space, read_space, shorten_path
 from lightning_rl.tuning.study import Study, StudySettings, make_folder
+
+if TYPE_CHECKING:
+    from lightning_rl.tuning.ray_engine import RayEngine
 
 
 def tune(given: TuneOptions, imports: list[str]) -> int:
@@ -60,7 +64,7 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     return 0
 
 
-def describe_study(study: Study, model: Any) -> None:
+def describe_study(study: Study, model: Algorithm) -> None:
     """Print which settings vary, where their values come from, how runs are compared, and where the study is."""
     settings, objective, dimensions = study.settings, study.objective, study.space.dimensions
     runs = f"{settings.seeds} runs" if settings.seeds > 1 else "a run"
@@ -117,7 +121,7 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
 
 
 def plan_member(
-    root: Path, runs: Path, space: SearchSpace, options: list[str], imports: list[str], member: int, values: Mapping[str, Any]
+    root: Path, runs: Path, space: SearchSpace, options: list[str], imports: list[str], member: int, values: Mapping[str, Value]
 ) -> RunPlan:
     """Plan the run of a member, whose seed is its number plus one."""
     return plan_named(root, runs / member_name(member), member + 1, [*options, *space.options(values)], imports)
@@ -134,12 +138,12 @@ def print_population(population: Population) -> None:
     say(f"train with the same schedule: {join(['lightning-rl', 'fit', '--config', str(folder / 'best.yaml')])}")
 
 
-def default_folder(model: Any, suffix: str = "") -> Path:
+def default_folder(model: Algorithm, suffix: str = "") -> Path:
     """Return the default folder of a study."""
     return Path("studies") / f"{type(model).__name__}_{environment_name(model.env)}{suffix}"
 
 
-def make_engine(options: Namespace, study: Study, make_plan: MakePlan) -> Any:
+def make_engine(options: Namespace, study: Study, make_plan: MakePlan) -> LocalEngine | RayEngine:
     """Return the engine that runs the trials: this machine, or Ray, which is imported only now."""
     if options.engine == "local":
         return LocalEngine(study, train, make_plan)
@@ -160,7 +164,7 @@ def check_engine(engine: str, address: str | None) -> None:
 
 def find_objective(base: CheckingCLI) -> Objective:
     """Return the objective that compares runs. Raises `SettingError`: they are not evaluated or saved, or need several processes."""
-    trainer: Any = base.trainer
+    trainer = base.trainer
     evaluators, savers = callbacks_of(trainer, RolloutEvaluator), callbacks_of(trainer, BestModel)
     if not evaluators:
         raise SettingError("tune compares runs by their evaluations: leave out evaluation null")
@@ -196,7 +200,7 @@ def check_space(space: SearchSpace, options: list[str], imports: list[str], algo
 
 
 def plan_run(
-    root: Path, runs: Path, space: SearchSpace, options: list[str], imports: list[str], number: int, values: Mapping[str, Any], seed: int
+    root: Path, runs: Path, space: SearchSpace, options: list[str], imports: list[str], number: int, values: Mapping[str, Value], seed: int
 ) -> RunPlan:
     """Plan a run of a trial."""
     return plan_named(root, runs / f"trial_{number}_seed_{seed + 1}", seed + 1, [*options, *space.options(values)], imports)
@@ -208,7 +212,7 @@ def plan_named(root: Path, folder: Path, seed: int, options: list[str], imports:
     return RunPlan((*options, quiet), root, folder, seed, tuple(imports), root / "logs" / f"{folder.name}.txt")
 
 
-def runs_in(root: Path, model: Any) -> Path:
+def runs_in(root: Path, model: Algorithm) -> Path:
     """Return the folder of the runs of an algorithm and environment."""
     return root / type(model).__name__ / environment_name(model.env)
 
@@ -231,7 +235,7 @@ class Results:
             self.written = line
 
 
-def print_results(study: Study, model: Any) -> None:
+def print_results(study: Study, model: Algorithm) -> None:
     """Print the results and their files. Raises `SettingError`: no trial could be completed."""
     best = study.best
     if best is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from lightning_rl.config_files import Plain
 from lightning_rl.training.run_processes import Message
 
 ATTRIBUTE = "confirmation"
@@ -142,8 +143,8 @@ class Confirmation:
         compared = [trial for trial in self.trials if math.isfinite(self.mean(trial))] if self.has_ended else []
         return max(compared, key=lambda trial: self.objective.rank(self.mean(trial)), default=None)
 
-    def _found(self, run: StudyRun) -> dict[str, Any]:
+    def _found(self, run: StudyRun) -> Plain:
         return self.study.user_attrs.get(ATTRIBUTE, {}).get(f"{run.number} {run.seed}", {"evaluations": [], "ended": False})
 
-    def _keep(self, run: StudyRun, found: dict[str, Any]) -> None:
+    def _keep(self, run: StudyRun, found: Plain) -> None:
         self.study.set_user_attr(ATTRIBUTE, {**self.study.user_attrs.get(ATTRIBUTE, {}), f"{run.number} {run.seed}": found})

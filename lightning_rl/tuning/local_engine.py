@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from lightning_rl.training.run_processes import Answer, Message, RunPlan, RunPool, Train
 from lightning_rl.tuning.comparison import StudyRun
+from lightning_rl.tuning.search_space import Value
 from lightning_rl.tuning.study import Study
 
-MakePlan = Callable[[int, Mapping[str, Any], int], RunPlan]
+MakePlan = Callable[[int, Mapping[str, Value], int], RunPlan]
 """Plans a run of a trial from the number of the trial, its values, and the number of the run from 0."""
 
 

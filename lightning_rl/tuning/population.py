@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import optuna
 import yaml
@@ -21,8 +21,11 @@ from lightning_rl.checkpoints.manifest import manifest_path
 from lightning_rl.errors import SettingError, check_range, missing_extra
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.comparison import Objective
-from lightning_rl.tuning.search_space import Dimension, SearchSpace, as_text, shorten_path
+from lightning_rl.tuning.search_space import Dimension, SearchSpace, Value, as_text, shorten_path
 from lightning_rl.tuning.study import StudySettings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MUTABLE = (
     *("learning_rate", "gamma", "max_grad_norm", "ent_coef", "vf_coef", "clip_range", "clip_range_vf", "target_kl", "n_epochs"),
@@ -46,7 +49,7 @@ class Period:
     """
 
     start: int
-    values: Mapping[str, Any]
+    values: Mapping[str, Value]
     source: int | None = None
 
 
@@ -88,7 +91,7 @@ class Population:
         self.errors: list[str] = []
         self.ended = 0
 
-    def draw(self, member: int) -> dict[str, Any]:
+    def draw(self, member: int) -> dict[str, Value]:
         """Draw the first settings of a member: those of the trial with its number in a study with random trials."""
         sampler = StudySettings(sampler="random", seed=self.seed).make_sampler(member)
         return optuna.create_study(sampler=sampler).ask(self.space.distributions).params
@@ -114,7 +117,7 @@ class Population:
         best = "" if self.best is None else f"; best so far {as_text(self.best.value)}, member {self.best.member} at {self.best.count:,}"
         self.say(f"member {member}: {result}; {self.space.describe(self.periods[member][-1].values)}{best}")
 
-    def replace(self, member: int, source: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    def replace(self, member: int, source: int, values: Mapping[str, Value]) -> dict[str, Value]:
         """Let a member continue from another member's run, with settings clipped to the ranges of the space; return the settings."""
         values = {each.path: each.clip(values[each.path]) for each in self.space.dimensions}
         last, own = ([each for each in self.evaluations if each.member == one][-1] for one in (source, member))
@@ -134,7 +137,7 @@ class Population:
     def _table(self) -> str:
         """Return a CSV row for each evaluation, with the settings that led to it; the first row of a period names its source."""
         paths = [each.path for each in self.space.dimensions]
-        rows: list[list[Any]] = [["count", "member", "value", "continued_from", *map(shorten_path, paths)]]
+        rows: list[list[object]] = [["count", "member", "value", "continued_from", *map(shorten_path, paths)]]
         seen: set[int] = set()
         for each in self.evaluations:
             period = each.periods[-1]
@@ -153,7 +156,7 @@ class Population:
         rows = [[each.start, *(each.values[path] for path in paths)] for each in self.best.periods]
         write_text(self.folder / "schedule.csv", as_csv([["from", *map(shorten_path, paths)], *rows]))
 
-    def replay(self, scheduled: Collection[str]) -> dict[str, Any]:
+    def replay(self, scheduled: Collection[str]) -> dict[str, Value]:
         """Return the settings that repeat the schedule of the best member, with its last value for settings that take no schedule."""
         assert self.best is not None
         periods, found = self.best.periods, dict(self.best.periods[-1].values)
@@ -165,7 +168,7 @@ class Population:
                 found[path] = {"schedule": "piecewise", "points": [[0.0, values[0]], *points]}
         return found
 
-    def write_best(self, config: Mapping[str, Any]) -> None:
+    def write_best(self, config: Mapping[str, object]) -> None:
         """Write `best.yaml`, the config of a run that repeats the schedule of the best member."""
         assert self.best is not None
         first = f"# member {self.best.member} of {self.size}: {self.objective.monitor} {as_text(self.best.value)} at {self.best.count:,}"
@@ -190,7 +193,7 @@ class Population:
         write_bytes(self.folder / "population.png", picture.getvalue())
         return self.folder / "population.png"
 
-    def _draw(self, axes: Any, name: str, value: Callable[[Evaluation], float]) -> None:
+    def _draw(self, axes: Axes, name: str, value: Callable[[Evaluation], float]) -> None:
         """Draw a line for each member, broken where it continues from another one."""
         for member in range(self.size):
             own = [each for each in self.evaluations if each.member == member]
@@ -204,7 +207,7 @@ class Population:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("steps of the run")
         dimension = next((each for each in self.space.dimensions if shorten_path(each.path) == name), None)
-        distribution: Any = None if dimension is None else dimension.distribution
+        distribution = None if dimension is None else dimension.distribution
         if dimension is None:
             axes.legend(frameon=False, fontsize="small")
         if isinstance(distribution, CategoricalDistribution):
@@ -223,7 +226,7 @@ def setting_of(dimension: Dimension, evaluation: Evaluation) -> float:
     return dimension.place_of(evaluation.periods[-1].values[dimension.path])
 
 
-def as_csv(rows: list[list[Any]]) -> str:
+def as_csv(rows: list[list[object]]) -> str:
     """Return rows as the text of a CSV file."""
     text = StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +14,7 @@ from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from lightning_rl.actors.ray_workers import join_cluster
+from lightning_rl.config_files import Plain
 from lightning_rl.training.run_processes import Message, RunProcess, Train
 from lightning_rl.tuning.comparison import StudyRun
 from lightning_rl.tuning.local_engine import MakePlan
@@ -37,7 +37,7 @@ class RunTrainable(tune.Trainable):
     """Train a run in its own process; a step lasts until the next evaluation or the end of the run."""
 
     def setup(  # type: ignore[override]  # Ray Tune passes what `with_parameters` adds
-        self, config: dict[str, Any], train: Train, make_plan: MakePlan, where: str
+        self, config: Plain, train: Train, make_plan: MakePlan, where: str
     ) -> None:
         """Take a run and the values of its trial; `where` is the working directory, to which paths are relative."""
         os.chdir(where)
@@ -45,14 +45,14 @@ class RunTrainable(tune.Trainable):
         self.process: RunProcess | None = None
         self.reset_config(config)
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
+    def reset_config(self, new_config: Plain) -> bool:
         """Take another run in the same actor: starting an actor takes longer than a short run."""
         self.cleanup()
         self.number, self.values, self.seed = new_config["number"], new_config["values"], new_config["seed"]
         self.waits = False
         return True
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> Plain:
         """Let the run continue; return its next message as a result of Ray Tune."""
         while True:
             message = self._receive()
@@ -101,7 +101,7 @@ class StudySearcher(Searcher):
         self.runs[trial_id] = run
         return {"number": run.number, "values": self.study.trials[run.number].params, "seed": run.seed}
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(self, trial_id: str, result: Plain | None = None, error: bool = False) -> None:
         """Record a run that Ray could not train; others were recorded with their last result."""
         run = self.runs.get(trial_id)
         if error and run is not None and not self.study.is_over(run):
@@ -120,7 +120,7 @@ class RecordResults(Stopper):
     def __init__(self, study: Study) -> None:
         self.study = study
 
-    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+    def __call__(self, trial_id: str, result: Plain) -> bool:
         """Record a result; return whether the run's trial is pruned."""
         run = StudyRun(result["number"], result["seed"])
         if self.study.is_over(run):
@@ -166,7 +166,7 @@ class RayEngine:
         try:
             parameters = {"train": self.train, "make_plan": self.make_plan, "where": os.getcwd()}
             trainable: Any = tune.with_resources(tune.with_parameters(RunTrainable, **parameters), {"cpu": 1})
-            searcher: Any = StudySearcher(self.study)
+            searcher = StudySearcher(self.study)
             tuner = tune.Tuner(
                 trainable,
                 tune_config=tune.TuneConfig(search_alg=searcher, num_samples=-1, max_concurrent_trials=jobs, reuse_actors=True),

@@ -10,21 +10,28 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.stopper import Stopper
 
 from lightning_rl.actors.ray_workers import join_cluster
+from lightning_rl.config_files import Plain
 from lightning_rl.training.run_processes import Message, RunPlan, RunProcess, Train
 from lightning_rl.tuning.population import Population, member_name, restore_run, save_run
 from lightning_rl.tuning.ray_engine import MAX_LOST_MACHINES, QUIET
+from lightning_rl.tuning.search_space import Distribution, Value
 
-PlanMember = Callable[[int, Mapping[str, Any]], RunPlan]
+if TYPE_CHECKING:
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.experiment import Trial
+    from ray.tune.search.sample import Domain
+
+PlanMember = Callable[[int, Mapping[str, Value]], RunPlan]
 """Plans the run of a member from its number and values."""
 KEPT = 4
 """Copies of a member's run that Ray Tune keeps: it makes at most two in each round, and the others need those of the last round."""
@@ -36,19 +43,19 @@ class MemberTrainable(tune.Trainable):
     """Train a member in separate processes: a step lasts until the next evaluation, after which the run is saved and stopped."""
 
     def setup(  # type: ignore[override]  # Ray Tune passes what `with_parameters` adds
-        self, config: dict[str, Any], train: Train, plan_member: PlanMember, runs: Path, where: str
+        self, config: Plain, train: Train, plan_member: PlanMember, runs: Path, where: str
     ) -> None:
         """Take a member; `runs` is the folder of all runs, and `where` the working directory, to which paths are relative."""
         os.chdir(where)
         self.train_run, self.plan_member, self.runs = train, plan_member, runs
         self.reset_config(config)
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
+    def reset_config(self, new_config: Plain) -> bool:
         """Take another member in the same actor: starting an actor takes longer than a short run."""
         self.member, self.values = new_config["member"], new_config["values"]
         return True
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> Plain:
         """Train until the next evaluation; return the evaluation, and how the process ended."""
         process = RunProcess(self.train_run, self.plan_member(self.member, self.values))
         found, message = Message("stopped"), Message("begins")
@@ -87,35 +94,35 @@ class Scheduler(PopulationBasedTraining):
             perturbation_interval=1,
             metric="value",
             mode=population.objective.mode,
-            hyperparam_mutations={"values": {path: mutation(each) for path, each in population.space.distributions.items()}},
+            hyperparam_mutations={"values": {each.path: mutation(each.distribution) for each in population.space.dimensions}},
             quantile_fraction=SHARE,
             log_config=False,
             synch=True,
         )
         self.population = population
 
-    def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _get_new_config(self, trial: Trial, trial_to_clone: Trial) -> tuple[Plain, Plain]:
         config, operations = super()._get_new_config(trial, trial_to_clone)
         member = trial.config["member"]
         return {"member": member, "values": self.population.replace(member, trial_to_clone.config["member"], config["values"])}, operations
 
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+    def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: Plain) -> str:
         """Compare a member with the others; one whose evaluation is NaN counts as the worst, because Ray Tune would never replace it."""
         if not math.isfinite(result["value"]):
             result = result | {"value": -math.inf if self.population.objective.mode == "max" else math.inf}
         return super().on_trial_result(tune_controller, trial, result)
 
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+    def on_trial_complete(self, tune_controller: TuneController, trial: Trial, result: Plain) -> None:
         """Let the others continue if they were waiting for a member that has ended."""
         super().on_trial_complete(tune_controller, trial, result)
         self._go_on(tune_controller, trial)
 
-    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+    def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         """Let the others continue if they were waiting for a member that Ray could not train."""
         super().on_trial_error(tune_controller, trial)
         self._go_on(tune_controller, trial)
 
-    def _go_on(self, tune_controller: Any, ended: Any) -> None:
+    def _go_on(self, tune_controller: TuneController, ended: Trial) -> None:
         others = [each for each in tune_controller.get_live_trials() if each is not ended]
         times = [self._trial_state[each].last_train_time for each in others]
         if times and min(times) >= self._next_perturbation_sync:
@@ -128,7 +135,7 @@ class RecordMembers(Stopper):
     def __init__(self, population: Population) -> None:
         self.population = population
 
-    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+    def __call__(self, trial_id: str, result: Plain) -> bool:
         """Record a result; return False: a member ends with its run."""
         if result["kind"] == "evaluation":
             self.population.record(result["member"], Message("evaluation", result["count"], result["value"]))
@@ -198,9 +205,8 @@ MAX_CHOICES = 20
 """Ranges of at most this many integers change to a neighboring integer."""
 
 
-def mutation(distribution: BaseDistribution) -> Any:
+def mutation(each: Distribution) -> list[Value] | Domain:
     """Return what Ray Tune draws a setting from: a list, in which it moves to neighbors, for choices and short ranges; else a range."""
-    each: Any = distribution
     if isinstance(each, CategoricalDistribution):
         return list(each.choices)
     if isinstance(each, IntDistribution) and each.high - each.low <= MAX_CHOICES:

@@ -6,7 +6,7 @@ import csv
 import math
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
@@ -14,9 +14,13 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from lightning_rl.checkpoints.atomic import write_bytes, write_text
+from lightning_rl.config_files import Plain
 from lightning_rl.errors import missing_extra
 from lightning_rl.tuning.search_space import shorten_path
 from lightning_rl.tuning.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NEEDED_FOR_IMPORTANCES = 4
 """Complete trials; importances of fewer would be meaningless."""
@@ -49,7 +53,7 @@ def describe_best(study: Study, best: FrozenTrial) -> str:
     return f"trial {best.number}, {study.objective.monitor} {study.describe_value(best)}: {study.space.describe(best.params)}"
 
 
-def write_best(folder: Path, line: str, config: dict[str, Any]) -> None:
+def write_best(folder: Path, line: str, config: Plain) -> None:
     """Write `best.yaml`: the config of the best trial for `fit --config`, below a line that describes it."""
     write_text(folder / "best.yaml", f"# {line}\n{yaml.safe_dump(config, sort_keys=False)}")
 
@@ -80,7 +84,7 @@ def draw_study(study: Study) -> tuple[Path, str]:
     return study.folder / "study.png", remark
 
 
-def draw_history(study: Study, axes: Any) -> None:
+def draw_history(study: Study, axes: Axes) -> None:
     """Draw the value of each trial and the best so far."""
     marks = {TrialState.COMPLETE: ("complete", "o", "#0072B2"), TrialState.PRUNED: ("pruned", "x", "#999999")}
     for state, (name, marker, color) in marks.items():
@@ -96,7 +100,7 @@ def draw_history(study: Study, axes: Any) -> None:
         best = np.maximum.accumulate(values) if study.objective.mode == "max" else np.minimum.accumulate(values)
         axes.step([*numbers, len(study.trials)], [*best, best[-1]], where="post", color="#D55E00", label="best so far")
     axes.set(xlabel="trial", ylabel=study.objective.monitor)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params("x", integer=True)
     axes.set_title("value of each trial", loc="left")
     axes.grid(color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

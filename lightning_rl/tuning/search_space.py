@@ -27,6 +27,8 @@ FIXED = {
 """Settings that all trials share, because their values could not be compared otherwise."""
 Value = Any
 """A value in YAML: a number, a string, true, a list or a mapping."""
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+"""How a setting is drawn."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Dimension:
     """
 
     path: str
-    distribution: BaseDistribution
+    distribution: Distribution
 
     def option(self, value: Value) -> str:
         """Return the option of `fit` that sets the value."""
@@ -47,18 +49,18 @@ class Dimension:
 
     def samples(self) -> list[Value]:
         """Return values with which to check the dimension: each choice, or the ends of a range and a value inside."""
-        distribution: Any = self.distribution
+        distribution = self.distribution
         if isinstance(distribution, CategoricalDistribution):
             return list(distribution.choices)
         low, high, step = distribution.low, distribution.high, distribution.step
         inside = math.exp((math.log(low) + math.log(high)) / 2) if distribution.log else low + 0.37 * (high - low)
-        if isinstance(distribution, IntDistribution) or step is not None:
+        if step is not None:
             inside = low + round((inside - low) / step) * step
         return [low, high, inside]
 
     def clip(self, value: Value) -> Value:
         """Return the nearest value of a range; a choice as it is."""
-        distribution: Any = self.distribution
+        distribution = self.distribution
         if isinstance(distribution, CategoricalDistribution):
             return value
         low, high, step = distribution.low, distribution.high, distribution.step
@@ -67,7 +69,7 @@ class Dimension:
 
     def place_of(self, value: Value) -> float:
         """Return a number that a picture can show: the index of a choice, or the value itself."""
-        distribution: Any = self.distribution
+        distribution = self.distribution
         return distribution.choices.index(value) if isinstance(distribution, CategoricalDistribution) else value
 
 
@@ -83,7 +85,7 @@ class SearchSpace:
         """Return Optuna's distributions by the settings' paths."""
         return {each.path: each.distribution for each in self.dimensions}
 
-    def find_values(self, config: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Value]:
+    def find_values(self, config: Mapping[str, object], schedules: Mapping[str, Schedule]) -> dict[str, Value]:
         """Find the values of a config: one outside a range moves to the nearer end, one that is not among the choices is left out.
 
         Args:
@@ -111,9 +113,9 @@ class SearchSpace:
         return ", ".join(f"{shorten_path(path)} {as_text(value)}" for path, value in values.items())
 
 
-def find_setting(config: Mapping[str, Any], path: str) -> Value:
+def find_setting(config: Mapping[str, object], path: str) -> Value:
     """Return the setting at a dotted path, which leads into the `init_args` of a class; None if a part of it is not set."""
-    value: Any = config
+    value: object = config
     for part in path.split("."):
         if isinstance(value, Mapping) and part not in value:
             value = value.get("init_args")
@@ -157,7 +159,7 @@ def read_space(path: Path) -> SearchSpace:
     return SearchSpace(path.name, tuple(Dimension(str(key), read_distribution(f"{path.name}: {key}", key, parsed[key])) for key in parsed))
 
 
-def read_distribution(name: str, key: object, setting: object) -> BaseDistribution:
+def read_distribution(name: str, key: object, setting: object) -> Distribution:
     """Return the distribution of a setting; error messages begin with `name`."""
     if not isinstance(key, str) or not key.startswith("model."):
         raise SettingError(f"{name} is not a setting of an algorithm: write its path, such as model.learning_rate")
@@ -185,7 +187,7 @@ def read_choices(name: str, choices: object) -> CategoricalDistribution:
     return CategoricalDistribution(list(map(as_choice, choices)))
 
 
-def as_choice(value: Value) -> Any:
+def as_choice(value: Value) -> Value:
     """Return a value as studies store it: lists and mappings as JSON text with sorted keys."""
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 

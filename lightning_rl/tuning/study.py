@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -25,7 +24,7 @@ from lightning_rl.config_files import first_difference
 from lightning_rl.errors import SettingError, check_choice, check_range, printable
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.comparison import Confirmation, Objective, StudyRun
-from lightning_rl.tuning.search_space import SearchSpace, as_text
+from lightning_rl.tuning.search_space import SearchSpace, Value, as_text
 
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "hyperband", "none")
@@ -115,8 +114,8 @@ class Study:
         space: SearchSpace,
         settings: StudySettings,
         objective: Objective,
-        config: Mapping[str, Any],
-        first_values: Mapping[str, Any],
+        config: Mapping[str, object],
+        first_values: Mapping[str, Value],
         say: Callable[[str], None],
     ) -> None:
         self.folder, self.space, self.settings, self.objective = folder, space, settings, objective
@@ -143,7 +142,7 @@ class Study:
         self.waiting = [trial.number for trial in self.trials if trial.state == TrialState.RUNNING]
         """Trials with a run to start: those that a killed study was running, and those with further seeds."""
 
-    def _check_definition(self, config: Mapping[str, Any]) -> None:
+    def _check_definition(self, config: Mapping[str, object]) -> None:
         own = {name: value for name, value in vars(self.settings).items() if name not in CHANGEABLE}
         space = {path: distribution_to_json(each) for path, each in self.space.distributions.items()}
         definition = {"config": config, "space": space, **own}
@@ -195,7 +194,7 @@ class Study:
         whole = len(self.trials) >= self.settings.trials and all(trial.state.is_finished() for trial in self.trials)
         return whole and all(map(self.confirmation.is_over, self.confirmation.runs))
 
-    def draw(self) -> dict[str, Any]:
+    def draw(self) -> dict[str, Value]:
         """Draw the values of the next trial in an in-memory copy of the study, so that they enter the file all together."""
         trials = self.trials
         copy = optuna.create_study(
