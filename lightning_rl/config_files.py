@@ -35,7 +35,7 @@ class Loader(yaml.SafeLoader):
         super().__init__(text)
         self.max_keys, self.depth, self.keys = len(text) + MAX_SHARED_VALUES, 0, 0
 
-    def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
+    def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool]) -> str:
         """Infer the type of a value that has no tag."""
         tag = super().resolve(kind, value, implicit)
         if kind is yaml.ScalarNode and value and implicit[0]:  # not in quotes
@@ -136,7 +136,7 @@ def find_config(name: str) -> Path:
     raise SettingError(f"--config {name}: there is no such file or packaged config (see lightning-rl list){nearest(name, known)}")
 
 
-def parse_file(path: Path, name: str) -> Any:
+def parse_file(path: Path, name: str) -> object:
     try:
         return parse(path.read_text(encoding="utf-8"), name)
     except UnicodeDecodeError as error:
@@ -145,7 +145,7 @@ def parse_file(path: Path, name: str) -> Any:
         raise SettingError(f"{name} cannot be read: {error.strerror}") from error
 
 
-def parse(text: str, source: str) -> Any:
+def parse(text: str, source: str) -> object:
     try:
         parsed = yaml.load(text, Loader)
     except yaml.MarkedYAMLError as error:
@@ -181,7 +181,7 @@ def in_one_line(config: Plain) -> str:
     return yaml.safe_dump(config, default_style='"', default_flow_style=True, sort_keys=False, width=float("inf")).strip()
 
 
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:
+def first_difference(before: Mapping[str, object], now: Mapping[str, object], prefix: str = "") -> str | None:
     """Return the dotted name of the first setting in which two mappings differ; None if there is none."""
     for key in [*before, *(key for key in now if key not in before)]:
         one, other = before.get(key), now.get(key)

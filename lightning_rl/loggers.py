@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from shlex import quote
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -23,6 +23,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import write_text
+from lightning_rl.config_files import Plain
 from lightning_rl.distributed import Counted
 from lightning_rl.errors import causes_of
 
@@ -67,7 +68,7 @@ class MetricsLogger(Logger):
         return self.table.file
 
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Plain | Namespace, *args: object, **kwargs: object) -> None:
         """Do nothing: the settings are in `config.yaml` next to this file."""
 
     @rank_zero_only
@@ -261,7 +262,7 @@ def hidden_notices() -> Iterator[None]:
 
 
 @rank_zero_only
-def set_up_wandb(logger: WandbLogger, config: dict[str, Any], counter: str) -> None:
+def set_up_wandb(logger: WandbLogger, config: Plain, counter: str) -> None:
     """Make Weights & Biases plot over the run's count, like the other loggers, and store the run's settings."""
     init = logger._wandb_init
     if logger._offline:

@@ -108,7 +108,7 @@ class EnvStepsProgressBar(ProgressBar):
         """Return whether the output can be updated in place."""
         return self.console.is_terminal or self.console.is_jupyter
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # both have locks: a spawned rank makes its own
         return {name: value for name, value in vars(self).items() if name not in ("console", "cell_output")} | {"cell_output": None}
 
@@ -210,7 +210,7 @@ def describe_progress(algorithm: AlgorithmRun, first: int, seconds: float, width
     mean, *others = algorithm.in_short().split(" · ")
     before, after = [f"{algorithm.count:,}/{algorithm.length:,} {name}"], [f"{speed:,.0f} {name}/s", f"ETA {left}"]
     before += [mean] if mean else []  # an offline run has no episodes
-    found: Any = algorithm.trainer.callback_metrics
+    found = algorithm.trainer.callback_metrics
     others += [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
     for other in others:
         if width is None or len(" · ".join([*before, other, *after])) <= width:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import gymnasium as gym
 import pytorch_lightning as pl
@@ -16,6 +16,7 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import Spaces
+from lightning_rl.types import State
 
 Kind = TypeVar("Kind")
 Env = EnvConfig | Callable[[], gym.Env] | gym.vector.VectorEnv
@@ -55,7 +56,7 @@ class AlgorithmRun(Protocol):
     def check_experience(self) -> None: ...
     def end_iteration(self) -> None: ...
     def interrupt(self, abandons: bool) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> State: ...
     def end_run(self) -> None: ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, SupportsFloat
 
 import pytorch_lightning as pl
 
@@ -19,7 +19,7 @@ Player = tuple[str, int]
 """A behavior ("" for a single policy) and a player number."""
 
 
-def finite(value: Any) -> float:
+def finite(value: SupportsFloat) -> float:
     """Return a number as a float. Raises `ValueError`: it is NaN or infinite."""
     number = float(value)
     if not math.isfinite(number):

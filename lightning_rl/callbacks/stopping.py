@@ -188,7 +188,7 @@ def check_savers(trainer: pl.Trainer) -> None:
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
-Handler = Callable[[int, FrameType | None], Any] | int | None
+Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class StopOnSignal(pl.Callback):
@@ -217,7 +217,7 @@ class StopOnSignal(pl.Callback):
         finally:
             self._stop_listening()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state for a spawned process, which has its own signal handlers and no process to forward signals to."""
         return {**vars(self), "_before": dict.fromkeys(self._before, signal.SIG_DFL), "_forward": ignore}
 

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
@@ -32,7 +31,7 @@ _reported: set[tuple[object, ...]] = set()
 class AtomicCheckpointIO(CheckpointIO):
     """Lightning's access to checkpoint files, with atomic writes by one rank."""
 
-    def save_checkpoint(self, checkpoint: Checkpoint, path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint, path: str | Path, storage_options: object = None) -> None:
         """Save a checkpoint; raises `SaveError` if it cannot be written."""
         path = Path(path)
         with committing(str(path)):
@@ -49,7 +48,7 @@ class AtomicCheckpointIO(CheckpointIO):
                 manifest.commit()
         sync_folder(path.parent)
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Checkpoint:
+    def load_checkpoint(self, path: str | Path, map_location: Device = None, weights_only: bool | None = None) -> Checkpoint:
         """Read a checkpoint as plain data, whatever `weights_only` says."""
         return read_verified(path, map_location)
 

@@ -110,7 +110,7 @@ def threads_of(path: str | Path) -> int | None:
     return number if isinstance(number, int) and 1 <= number <= (os.cpu_count() or 1) else None
 
 
-def _manifest_or_nothing(path: str | Path) -> dict[str, Any]:
+def _manifest_or_nothing(path: str | Path) -> dict[str, object]:
     with suppress(ValueError, OSError):
         return read_manifest(Path(path)) or {}
     return {}

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +48,7 @@ from lightning_rl.checkpoints.kinds import (
     is_python_generator,
 )
 from lightning_rl.errors import SettingError
+from lightning_rl.types import State
 
 FORMAT_VERSION = 2
 MOMENTS = ("exp_avg", "grad_avg", "momentum_buffer", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
@@ -298,7 +298,7 @@ def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | No
             yield "its Curriculum names different parameters"
 
 
-def _count_differences(counts: Mapping[str, Any], collectors: Sequence[tuple[int, Any]]) -> Iterator[str]:
+def _count_differences(counts: State, collectors: Sequence[tuple[int, State]]) -> Iterator[str]:
     """Yield what is inconsistent between the counts of an algorithm and the number of rows and the collector of each rank."""
     for number, (rows, collector) in enumerate(collectors):
         vectors = [collector["statistics"]["running_return"], collector["statistics"]["running_length"]]
@@ -318,7 +318,7 @@ def _count_differences(counts: Mapping[str, Any], collectors: Sequence[tuple[int
             yield f"all ranks together have fewer {name} than the run"
 
 
-def _world_differences(rank: Mapping[str, Any], behaviors: Mapping[str, Any]) -> Iterator[str]:
+def _world_differences(rank: State, behaviors: State) -> Iterator[str]:
     """Yield what is inconsistent between a rank's world and its behaviors."""
     world, copies = rank["data"]["collector"]["world"], rank["num_envs"]
     for names in (rank["data"]["behaviors"], world["sides"], {**rank["behaviors"], **rank["frozen"]}):
@@ -331,13 +331,13 @@ def _world_differences(rank: Mapping[str, Any], behaviors: Mapping[str, Any]) ->
         yield "its world has different agents"
 
 
-def check_optimizer(stored: object, own: Optimizer) -> None:
+def check_optimizer(stored: State, own: Optimizer) -> None:
     """Raise `SettingError` unless an optimizer can load a state: torch's kernels trust its shapes, and may write out of bounds."""
     if error := first_error(stored, OPTIMIZER) or next(_optimizer_differences(stored, own), None):
         raise SettingError(error)
 
 
-def _optimizer_differences(stored: Any, own: Optimizer) -> Iterator[str]:
+def _optimizer_differences(stored: State, own: Optimizer) -> Iterator[str]:
     """Yield why an optimizer cannot load a state that `OPTIMIZER` allows."""
     groups = own.state_dict()["param_groups"]
     if [group["params"] for group in stored["param_groups"]] != [group["params"] for group in groups]:

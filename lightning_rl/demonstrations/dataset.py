@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from gymnasium import Space
@@ -83,7 +83,7 @@ def concatenate_steps(demonstrations: Iterable[Demonstration], from_env: Callabl
     return tree_map(lambda *leaves: np.concatenate(leaves), *rows)
 
 
-def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Any]]:
+def transitions(demonstrations: Iterable[Demonstration]) -> list[dict[str, Tree]]:
     """Return all steps in the format of `ReplayBuffer.extend`; the last step of an episode truncates it unless it terminated."""
     return [
         {

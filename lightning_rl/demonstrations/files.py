@@ -10,11 +10,12 @@ from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lightning_rl.checkpoints.files import shown
+from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, closest, missing_extra
 from lightning_rl.spaces import MASK, Spaces
 from lightning_rl.types import Tree
@@ -115,7 +116,7 @@ def read_metadata(folder: Path, spaces: Spaces) -> tuple[int, bool]:
     return episodes, bool(metadata.get("jpeg_encoding", True))
 
 
-def differences(there: Any, here: Any, name: str) -> Iterator[str]:
+def differences(there: Plain, here: Plain, name: str) -> Iterator[str]:
     """Describe how a space of a dataset differs from the algorithm's, both serialized by Minari; yield nothing if they are equal."""
     if there["type"] != here["type"]:
         yield f"{name} is {_short(there['type'])} in the dataset and {here['type']} in the algorithm"
@@ -190,7 +191,7 @@ class ArrayFile:
             raise DamagedError(f"{_place(node)} is {node.dtype} and its space {form.dtype}")
         return self._read(node).astype(form.dtype, copy=False)
 
-    def _child(self, parent: Group, name: str, kind: type, word: str) -> Any:
+    def _child(self, parent: Group, name: str, kind: type, word: str) -> Group | Dataset:
         link, place = parent.get(name, getlink=True), f"{_place(parent)}/{name}".lstrip("/")
         if link is None:
             raise DamagedError(f"{place} is missing")

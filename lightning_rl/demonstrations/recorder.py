@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, SupportsFloat
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays
 from lightning_rl.demonstrations.files import dataset_id, datasets_folder, new_folder, require_minari
+from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.masks import detect_masks, with_mask_info
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import MASK, as_spaces, short
@@ -126,14 +127,14 @@ class RecordEpisodes(gym.Wrapper):
         self.observed: list[tuple[Tree, Tree]] = []
         self.steps: list[tuple[Tree, float, bool, bool]] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tree, Info]:
         self.cut()
         obs, info = self.env.reset(seed=seed, options=options)
         self.masks = detect_masks(self.env, info, f"environment {{}} of {self.name}")
         self.observed = [self._read_observation(obs, info)]
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: Tree) -> StepResult:
         """Step and record; raise `SettingError` if the action or the observation is not in its space."""
         if not self.observed:
             raise gym.error.ResetNeeded("call reset before the first step of an episode")
@@ -163,7 +164,7 @@ class RecordEpisodes(gym.Wrapper):
         self.demonstrations.append(Demonstration(obs, tree_stack(action), reward, terminated, truncated, mask))
         self.observed, self.steps = [], []
 
-    def _read_observation(self, obs: Tree, info: dict[str, Any], over: bool = False) -> tuple[Tree, Tree]:
+    def _read_observation(self, obs: Tree, info: Info, over: bool = False) -> tuple[Tree, Tree]:
         obs, mask = self.masks.one(obs, info, over=over)
         try:
             return tree_map(as_member, self.forms[0], obs), mask
@@ -181,7 +182,7 @@ class RecordEpisodes(gym.Wrapper):
         return taken
 
 
-def as_member(form: np.ndarray, value: Any) -> np.ndarray | np.generic:
+def as_member(form: np.ndarray, value: object) -> np.ndarray | np.generic:
     """Return a copy of a value with the dtype of an array `[0, ...]`; raise `ValueError` for another shape or a changed integer.
 
     A discrete action becomes a scalar, which environments use as an index.

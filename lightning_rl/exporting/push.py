@@ -6,14 +6,15 @@ The page shows what the agent is, its results, and how to use it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath, PureWindowsPath
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.recording import draw_curve
 from lightning_rl.checkpoints.atomic import write_text
 from lightning_rl.config_files import Plain, read_config
@@ -99,7 +100,7 @@ def push(
         return upload(repo, folder, private, [CARD, CONFIG, CURVE, RESULTS, VIDEO])
 
 
-def check_environment(env: Any) -> None:
+def check_environment(env: object) -> None:
     """Raise `SettingError` if others cannot build an environment, because it needs files of this machine."""
     assert isinstance(env, EnvConfig)
     for name, value in {**env.kwargs, **{f"wrappers.{k}": each for k, each in enumerate(env.wrappers)}}.items():
@@ -107,7 +108,7 @@ def check_environment(env: Any) -> None:
             raise SettingError(f"env {env.id} is built from {place} ({name}), which others do not have: it cannot be shared")
 
 
-def places(tree: object) -> Any:
+def places(tree: object) -> Iterator[str]:
     """Yield the absolute paths in plain data."""
     if isinstance(tree, dict | list | tuple):
         for child in tree.values() if isinstance(tree, dict) else tree:
@@ -116,7 +117,7 @@ def places(tree: object) -> Any:
         yield tree
 
 
-def is_place(leaf: object) -> bool:
+def is_place(leaf: object) -> TypeGuard[str]:
     """Return whether a value is an absolute path, here or on another system."""
     return isinstance(leaf, str) and (leaf.startswith(("/", "~/")) or PureWindowsPath(leaf).is_absolute())
 
@@ -130,7 +131,7 @@ def without_places(tree: Any) -> Any:
     return PurePath(tree.replace("\\", "/")).name if is_place(tree) else tree
 
 
-def evaluate(algorithm: Any, episodes: int, seed: int) -> Plain:
+def evaluate(algorithm: Algorithm, episodes: int, seed: int) -> Plain:
     """Play episodes; return their statistics, as `lightning-rl evaluate` prints them, with the seed, return and length of each."""
     played = play_episodes(algorithm, episodes, seed)
     with isolate_rng(), torch_threads(1):
@@ -158,7 +159,7 @@ def add_run(folder: Path, run: Path, counter: str, say: Callable[[str], None]) -
         say("no learning curve: the run wrote no returns")
 
 
-def add_video(folder: Path, algorithm: Any, seed: int, wanted: bool, say: Callable[[str], None]) -> None:
+def add_video(folder: Path, algorithm: Algorithm, seed: int, wanted: bool, say: Callable[[str], None]) -> None:
     """Add a video of the first episode, of at most `LONGEST_VIDEO` steps; unless it is `wanted`, skip it if rendering is not possible."""
     try:
         check_renders(algorithm.env, "a video")
@@ -170,7 +171,7 @@ def add_video(folder: Path, algorithm: Any, seed: int, wanted: bool, say: Callab
     record_episodes(algorithm, [folder / VIDEO], seed, LONGEST_VIDEO, may_cut=True)
 
 
-def write_card(folder: Path, repo: str, algorithm: Any, results: Plain) -> None:
+def write_card(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> None:
     """Write the page of the agent whose other files are in a folder."""
     hub = load_hub("push")
     name, env_id = type(algorithm).__name__, algorithm.env.id
@@ -197,7 +198,7 @@ def write_card(folder: Path, repo: str, algorithm: Any, results: Plain) -> None:
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
-def _sections(folder: Path, repo: str, algorithm: Any, results: Plain) -> list[str]:
+def _sections(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> list[str]:
     """Return the parts of the page."""
     address, name, env_id, numbers = f"hf://{repo}", type(algorithm).__name__, algorithm.env.id, results["statistics"]
     modules = list(dict.fromkeys(_modules(algorithm)))
@@ -235,7 +236,7 @@ def _sections(folder: Path, repo: str, algorithm: Any, results: Plain) -> list[s
     return parts
 
 
-def _modules(algorithm: Any) -> list[str]:
+def _modules(algorithm: Algorithm) -> list[str]:
     """Return the modules outside this package that must be imported before the agent is loaded."""
     module, dot, _ = stored_name(type(algorithm)).rpartition(".")
     return [*([module] if dot else []), *foreign_modules(algorithm.hparams, "the agent")]

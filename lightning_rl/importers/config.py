@@ -75,7 +75,7 @@ class Settings:
     `places`: the path of each name in the file; default: the name.
     """
 
-    def __init__(self, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> None:
+    def __init__(self, values: Plain, places: Mapping[str, str] | None = None) -> None:
         self.values, self.places = dict(values), dict(places or {})
 
     def __contains__(self, name: str) -> bool:
@@ -128,7 +128,7 @@ def merge(settings: Plain, others: Plain) -> Plain:
     return merged
 
 
-def read_expression(text: object, where: str) -> Any:
+def read_expression(text: object, where: str) -> object:
     """Read a Python expression as data: `dict(…)` as a mapping, names such as `nn.ReLU` as strings. Other values than strings are kept."""
     if not isinstance(text, str):
         return text
@@ -138,7 +138,7 @@ def read_expression(text: object, where: str) -> Any:
         raise SettingError(f"{where} must be a mapping such as dict(net_arch=[64, 64]), got {text!r}") from error
 
 
-def _as_data(node: Any) -> Any:
+def _as_data(node: Any) -> object:
     kind = type(node)
     if kind is ast.Call and ast.unparse(node.func) == "dict" and not node.args and all(each.arg for each in node.keywords):
         return {each.arg: _as_data(each.value) for each in node.keywords}

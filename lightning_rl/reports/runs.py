@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import yaml
 
+from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
 
@@ -136,7 +137,7 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> Plain:
     """Read the settings of a run."""
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -199,7 +200,7 @@ def series(file: Path, rows: list[dict[str, str]], counter: str, column: str, ga
     return np.stack([counts, np.bincount(places, found[:, 1]) / np.bincount(places)], axis=1)
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield nested settings by their dotted names, as text; an object is represented by its class name."""
     for name, value in settings.items():
         key = f"{prefix}{name}".removesuffix(".class_path")
@@ -211,7 +212,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield key, as_text(value).rpartition(".")[2] if name == "class_path" else as_text(value)
 
 
-def schedule_as_text(setting: Mapping[str, Any]) -> str:
+def schedule_as_text(setting: Mapping[str, object]) -> str:
     """Return a short form such as `linear 0.001→0`."""
     if setting["schedule"] == "constant":
         return as_text(setting.get("value"))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ MAX_CELL = 60
 """Number of characters of a setting that are shown in a table."""
 
 
-def rliable(needed_by: str) -> Any:
+def rliable(needed_by: str) -> ModuleType:
     """Return the library; raise `SettingError` if it is not installed, or a dependency is too new for it."""
     try:
         from rliable import library
@@ -57,7 +58,7 @@ def improvement_interval(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     return None if min(len(x), len(y)) == 1 else bootstrap([x[:, None], y[:, None]], probability_of_improvement)
 
 
-def bootstrap(scores: np.ndarray | list[np.ndarray], estimate: Callable[..., Any]) -> np.ndarray:
+def bootstrap(scores: np.ndarray | list[np.ndarray], estimate: Callable[..., object]) -> np.ndarray:
     """Return rliable's stratified bootstrap interval of an estimate, with the same resamples each time.
 
     rliable draws from numpy's global generator, whose state is restored.

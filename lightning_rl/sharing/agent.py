@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.checkpoints.files import shown
 from lightning_rl.checkpoints.manifest import written_by
+from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.startup import packaged_agents
 
@@ -99,7 +100,7 @@ def read_agent(path: Path, map_location: str | torch.device = "cpu") -> Checkpoi
         raise SettingError(f"ckpt_path {shown(path)} is damaged ({reason}): delete it and download it again") from error
 
 
-def read_description(path: Path) -> dict[str, Any]:
+def read_description(path: Path) -> Plain:
     """Read the description of an agent. Raises `SettingError`: it is damaged, of another kind, or of a newer format."""
     try:
         with path.open("rb") as file:
@@ -114,7 +115,7 @@ def read_description(path: Path) -> dict[str, Any]:
     raise SettingError(f"{shown(path)} is not the description of an agent of lightning_rl")
 
 
-def encode(value: object, place: str) -> Any:
+def encode(value: object, place: str) -> object:
     """Encode plain data as JSON, so that `decode` restores it. Raises `TypeError`: something is not plain data."""
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -131,7 +132,7 @@ def encode(value: object, place: str) -> Any:
     raise TypeError(f"{place} is a {type(value).__name__}, which is not plain data")
 
 
-def decode(value: Any) -> Any:
+def decode(value: object) -> Any:
     """Invert `encode`."""
     if isinstance(value, list):
         return [decode(child) for child in value]

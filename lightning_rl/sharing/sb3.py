@@ -14,18 +14,18 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_rl.checkpoints.archive import Checkpoint, NotPlainError, check_archive, read_archive
 from lightning_rl.checkpoints.files import shown
+from lightning_rl.config_files import Plain
 from lightning_rl.distributions.state_dependent import MAX_MEAN
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.normalization import ObservationNormalizer
 from lightning_rl.sharing.hub import STATISTICS
-from lightning_rl.sharing.vec_normalize import read_statistics
+from lightning_rl.sharing.vec_normalize import Statistics, read_statistics
 from lightning_rl.spaces import Spaces, observation_leaves, to_plain
 
 SUFFIX = ".zip"
@@ -98,7 +98,7 @@ class _Weights:
     others: tensors in addition to those of the policy, such as the temperature of SAC.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], data: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], data: Plain, others: Checkpoint) -> None:
         self.weights, self.data, self.others = weights, data, others
         self.used: set[str] = set()
         kwargs = data.get("policy_kwargs") or {}
@@ -158,14 +158,14 @@ class _Weights:
             for key, value in self.linear(f"{prefix}.{layer}", f"{ours}.leaves.0.{own}").items()
         }
 
-    def settings(self, state: Mapping[str, Tensor], activation: str, widths: list[int]) -> dict[str, Any]:
+    def settings(self, state: Mapping[str, Tensor], activation: str, widths: list[int]) -> Plain:
         """Return the settings of the networks."""
         features = next((len(bias) for name, bias in state.items() if name.endswith("leaves.0.linear.bias")), None)
         images = {} if features is None else {"encoder": "nature_cnn", "encoder_features": features}
         return {"net_arch": widths, "activation": activation, **images}
 
 
-Read = tuple[dict[str, Any], dict[str, Tensor], set[str]]
+Read = tuple[Plain, dict[str, Tensor], set[str]]
 """Settings, weights under our names, and the names there that were used."""
 
 
@@ -188,7 +188,7 @@ def _read_actor_critic(weights: _Weights) -> Read:
     return settings, state, used
 
 
-def _exploration(weights: _Weights, state: Mapping[str, Tensor]) -> dict[str, Any]:
+def _exploration(weights: _Weights, state: Mapping[str, Tensor]) -> Plain:
     """Return the settings of state-dependent exploration, if an agent used it."""
     if not weights.data.get("use_sde"):
         return {}
@@ -234,7 +234,7 @@ def _read_td3(weights: _Weights) -> Read:
     return _read_critics(weights, weights.widths(layers[:-1]), state, "target_critic"), state, weights.used
 
 
-def _read_critics(weights: _Weights, widths: list[int], state: dict[str, Tensor], target: str = "target") -> dict[str, Any]:
+def _read_critics(weights: _Weights, widths: list[int], state: dict[str, Tensor], target: str = "target") -> Plain:
     """Add critics, their targets and the actor's encoder to a state, and return the settings of all networks."""
     state |= weights.encoder("actor.", "network.encoder")
     for theirs, ours in (("critic", "critic"), ("critic_target", target)):
@@ -248,7 +248,7 @@ def _read_critics(weights: _Weights, widths: list[int], state: dict[str, Tensor]
 _READERS = {"PPO": _read_actor_critic, "A2C": _read_actor_critic, "DQN": _read_dqn, "SAC": _read_sac, "TD3": _read_td3}
 
 
-def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
+def _open(path: Path) -> tuple[Plain, dict[str, Tensor], Checkpoint]:
     """Read the JSON, the weights of the policy, and the other tensors of an agent."""
     check_archive(path)
     with zipfile.ZipFile(path) as archive, TemporaryDirectory() as folder:
@@ -259,7 +259,7 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]
         tensors = []
         for name in ("policy.pth", "pytorch_variables.pth"):
             inside = Path(folder) / name
-            content: Any = None
+            content: Checkpoint | None = None
             if name in members:
                 inside.write_bytes(archive.read(name))
                 content = read_archive(inside, "cpu")
@@ -270,7 +270,7 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]
     return data, dict(policy), others
 
 
-def _algorithm(data: Mapping[str, Any]) -> str:
+def _algorithm(data: Plain) -> str:
     """Return our algorithm that corresponds to an agent."""
     policy = data.get("policy_class")
     module = str(policy.get("__module__") if isinstance(policy, dict) else policy)
@@ -294,7 +294,7 @@ def _check_observations(spaces: Spaces, weights: Mapping[str, Tensor]) -> None:
         raise UnlikeError("bytes that are not an image are scaled to 1 here, but not in Stable-Baselines3")
 
 
-def _statistics_of(path: Path) -> dict[str, Any] | None:
+def _statistics_of(path: Path) -> Statistics | None:
     """Read the statistics of observations that belong to an agent, if there are any."""
     places = [folder / name for folder in (path.parent, path.with_suffix("")) for name in STATISTICS]
     found = next((place for place in places if place.is_file()), None)
@@ -315,7 +315,7 @@ def _statistics_of(path: Path) -> dict[str, Any] | None:
     return statistics
 
 
-def _normalizer(statistics: Mapping[str, Any], spaces: Spaces, networks: Iterable[str]) -> dict[str, Tensor]:
+def _normalizer(statistics: Statistics, spaces: Spaces, networks: Iterable[str]) -> dict[str, Tensor]:
     """Return the statistics under our names."""
     shape = next(iter(observation_leaves(spaces.observation))).shape
     moments = {name: torch.as_tensor(statistics[name], dtype=torch.float64) for name in ("count", "mean", "var")}

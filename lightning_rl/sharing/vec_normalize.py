@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import numpy as np
 
+Statistics = dict[str, np.ndarray | float]
+"""`mean`, `var` and `count` of observations, with `epsilon` and `clip_obs`."""
 ARRAYS: dict[str, Any] = {
     "_reconstruct": np.zeros(0).__reduce__()[0],
     "scalar": np.float64(0).__reduce__()[0],
@@ -37,7 +40,7 @@ class Inert:
 class Reader(pickle.Unpickler):
     """An unpickler that builds arrays, and puts `Inert` in place of everything that it may ignore."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
         """Return what builds arrays, or `Inert`; raise `UnpicklingError` for any other name."""
         if module in MODULES and name in ARRAYS:
             return ARRAYS[name]
@@ -46,7 +49,7 @@ class Reader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def read_statistics(file: BinaryIO) -> dict[str, Any] | None:
+def read_statistics(file: BinaryIO) -> Statistics | None:
     """Return `mean`, `var` and `count` of observations, with `epsilon` and `clip_obs`; None if observations are not normalized.
 
     Raises `Exception`: whatever a file raises that `VecNormalize.save` did not write.

@@ -128,7 +128,7 @@ class SegmentStore:
         self.segments = []
         try:
             _check_folder(self.folder)
-            manifest = to_arrays(manifest)
+            manifest = to_arrays(dict(manifest))
             _check_settings(manifest, buffer)
             buffer.continue_from(manifest["position"])
             segments = [_segment(each, buffer) for each in manifest["segments"]]
