@@ -13,7 +13,7 @@ import torch
 from torch import Generator
 
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS, Info
+from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.sync import contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
@@ -21,7 +21,7 @@ from lightning_rl.nan_policy import check_episode
 from lightning_rl.networks.acting import ActingPolicy
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import allocate, as_spaces
-from lightning_rl.types import EnvStep, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import EnvStep, Info, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 WINDOW = 100
 """Number of latest episodes over which a run's means are taken."""

@@ -11,14 +11,26 @@ from gymnasium.vector import AutoresetMode
 from torch import Generator, Tensor
 
 from lightning_rl.data.collector import NO_ENDS, Collector, Ends, Unroll
-from lightning_rl.envs import SUCCESS, Info
+from lightning_rl.envs import SUCCESS
 from lightning_rl.envs.stepping import Stepper
 from lightning_rl.envs.tensors import HostView, on_host
 from lightning_rl.errors import NotFiniteError, SettingError
 from lightning_rl.nan_policy import first_bad
 from lightning_rl.networks.acting import ActingNetwork
 from lightning_rl.spaces import MASK, Spaces
-from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import (
+    EnvStep,
+    Info,
+    Rollout,
+    State,
+    Tree,
+    tree_index,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+    tree_to_numpy,
+    tree_to_torch,
+)
 
 
 class Steps(NamedTuple):

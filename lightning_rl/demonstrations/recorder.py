@@ -13,11 +13,10 @@ import numpy as np
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays
 from lightning_rl.demonstrations.files import dataset_id, datasets_folder, new_folder, require_minari
-from lightning_rl.envs import Info, Options, StepResult
 from lightning_rl.envs.masks import detect_masks, with_mask_info
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import MASK, as_spaces, short
-from lightning_rl.types import Tree, tree_map, tree_stack
+from lightning_rl.types import Info, Options, StepResult, Tree, tree_map, tree_stack
 
 
 def save_demonstrations(
