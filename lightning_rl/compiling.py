@@ -3,11 +3,12 @@
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
@@ -23,6 +24,27 @@ MIN_UPDATES = {"cpu": 40_000, "cuda": 20_000}
 """Minimum number of updates in a run for `auto` to compile. On a CPU, the first compilation on a machine takes 16 to 25 s and saves 0.4 ms
 per update for narrow layers and 0.5 to 3.6 ms for wide ones. On an H100 it takes 14 s and saves 2.9 ms where a kernel launch takes 10 µs
 (benchmarks/notes.md)."""
+
+
+class Compilable(Protocol):
+    """An algorithm whose losses can be compiled."""
+
+    own_optimizers: list[Optimizer]
+    scaler: GradScaler
+    trainer: pl.Trainer
+
+    @property
+    def losses(self) -> Sequence[str]: ...
+    @property
+    def compile(self) -> object: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def memory(self) -> object: ...
+    @property
+    def planned_updates(self) -> int: ...
+    def modules(self) -> Iterator[torch.nn.Module]: ...
+    def say(self, text: str) -> None: ...
 
 
 class CompiledLoss:
@@ -43,7 +65,7 @@ class CompiledLoss:
     def __init__(
         self,
         name: str,
-        loss: Callable[..., Any],
+        loss: Callable[..., Tree],
         optimizer: Optimizer,
         scaler: GradScaler,
         say: Callable[[str], None] | None = None,
@@ -56,7 +78,7 @@ class CompiledLoss:
         self.num_groups, self.parameters = len(self.optimizer.param_groups), parameters_of(self.optimizer)
         loss, parameters = self.loss, self.parameters
 
-        def compute(scale: Tensor | None, *batch: Any, **named: Any) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+        def compute(scale: Tensor | None, *batch: Tree, **named: Tree) -> tuple[Tensor, Tensor, tuple[Tree, ...]]:
             returned = loss(*batch, **named)
             value, *others = returned if isinstance(returned, tuple) else (returned,)
             gradients = torch.autograd.grad(value if scale is None else value * scale, parameters, materialize_grads=True)
@@ -64,10 +86,12 @@ class CompiledLoss:
             return value.detach(), torch.cat([each.flatten() for each in gradients]), rest
 
         self.graphs = bool(parameters) and parameters[0].is_cuda
-        options: Any = {"mode": "reduce-overhead"} if self.graphs else {}
-        self.compute: Callable[..., Any] | None = torch.compile(compute, fullgraph=True, dynamic=False, **options)
+        mode = "reduce-overhead" if self.graphs else None
+        self.compute: Callable[..., tuple[Tensor, Tensor, tuple[Tree, ...]]] | None = torch.compile(
+            compute, fullgraph=True, dynamic=False, mode=mode
+        )
 
-    def __call__(self, *batch: Any, **named: Any) -> Any:
+    def __call__(self, *batch: Tree, **named: Tree) -> Tree:
         """Compute the loss. Raises `SettingError`: it cannot be compiled."""
         if self.compute is None or not torch.is_grad_enabled():
             return self.loss(*batch, **named)
@@ -95,7 +119,7 @@ class GraphOutsideError(Exception):
     """An input of a compiled loss requires a gradient, which the compiled function does not compute."""
 
 
-def as_input(leaf: Any, device: torch.device | None = None) -> Tree:
+def as_input(leaf: object, device: torch.device | None = None) -> Tree:
     """Convert a leaf of a batch to an input of a compiled function, with floats as tensors on a device. Raises `GraphOutsideError`."""
     if isinstance(leaf, np.ndarray):
         return ()
@@ -104,18 +128,18 @@ def as_input(leaf: Any, device: torch.device | None = None) -> Tree:
     return torch.full((), leaf, device=device) if isinstance(leaf, float) else leaf
 
 
-def copy_all(tree: Tree) -> Any:
+def copy_all(tree: Tree) -> Tree:
     """Copy the tensors of a tree that begins with a scalar; all scalars of its dtype and device are copied together."""
     leaves = tree_leaves(tree)
 
-    def is_alike(leaf: Any) -> bool:
+    def is_alike(leaf: object) -> bool:
         return isinstance(leaf, Tensor) and not leaf.dim() and (leaf.dtype, leaf.device) == (leaves[0].dtype, leaves[0].device)
 
     numbers = iter(torch.stack(list(filter(is_alike, leaves))).unbind())
     return tree_map(lambda leaf: next(numbers) if is_alike(leaf) else leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
+def compiled_losses(algorithm: Compilable) -> dict[str, CompiledLoss]:
     """Return the compiled losses of an algorithm by method name; none if `auto` expects that compiling would not pay off.
 
     Raises `SettingError`: a loss method is missing or has no optimizer, or torch is too old.
@@ -139,7 +163,7 @@ def compiled_losses(algorithm: Any) -> dict[str, CompiledLoss]:
     }
 
 
-def why_not(algorithm: Any) -> str:
+def why_not(algorithm: Compilable) -> str:
     """Return why the losses of an algorithm cannot be compiled; an empty string if they can."""
     kind, losses, num = type(algorithm).__name__, algorithm.losses, len(algorithm.own_optimizers)
     for name in losses:
@@ -151,12 +175,12 @@ def why_not(algorithm: Any) -> str:
     return "" if hasattr(torch._dynamo.config, "trace_autograd_ops") else f"torch {torch.__version__} cannot compile gradients; update it"
 
 
-def repays(algorithm: Any) -> bool:
+def repays(algorithm: Compilable) -> bool:
     """Return whether compiling pays off, judged by settings: the run is long, and on a CPU there is a compiler and no convolution."""
-    is_cut, device = algorithm.trainer.fast_dev_run or algorithm.trainer.max_steps != -1, algorithm.device.type
+    is_cut, device = getattr(algorithm.trainer, "fast_dev_run", False) or algorithm.trainer.max_steps != -1, algorithm.device.type
     if is_cut or algorithm.memory is not None or algorithm.planned_updates < MIN_UPDATES.get(device, math.inf):
         return False
-    return device != "cpu" or not (has_convolutions(algorithm) or shutil.which(os.environ.get("CXX", "g++")) is None)
+    return device != "cpu" or not (has_convolutions(algorithm.modules()) or shutil.which(os.environ.get("CXX", "g++")) is None)
 
 
 def why(error: BaseException) -> str:

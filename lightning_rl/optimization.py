@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class FlatParameters(nn.Parameter):
         """Return the vector that holds the copied module's parameters."""
         return memo.setdefault(id(self), type(self).of(deepcopy(self.parts, memo)))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         """Pickle as the vector of the pickled module's parameters."""
         return type(self).of, (self.parts,)
 

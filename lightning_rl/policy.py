@@ -44,7 +44,8 @@ class Policy:
     def __init__(self, network: PolicyNetwork, spaces: Spaces, seed: int = 0) -> None:
         self.given, self.hidden = spaces, getattr(network, "critic_obs", [])
         self.spaces = without_hidden(spaces, self.hidden)
-        self.network: Any = VisiblePolicy(network, spaces.observation, self.hidden).eval() if self.hidden else network.eval()
+        visible = VisiblePolicy(network, spaces.observation, self.hidden) if self.hidden else network
+        self.network: PolicyNetwork | VisiblePolicy = visible.eval()
         self.device = next(network.parameters()).device
         self.generator = Generator(self.device).manual_seed(seed)
 
@@ -227,7 +228,7 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
     """
     names = iter(files)
 
-    def recording(env: Any) -> RecordVideo:
+    def recording(env: gym.Env) -> RecordVideo:
         return RecordVideo(env, names, max_episode_steps or longest_episode(env), may_cut)
 
     try:
@@ -256,7 +257,7 @@ def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.En
             agents, or is built by a function and `render_mode` is given.
     """
     algorithm = source if isinstance(source, Run) else load_with_env(source)
-    env: Any = algorithm.env
+    env = algorithm.env
     if algorithm.spaces.agents or algorithm.learner_names:
         raise SettingError("make_env is for single-agent environments; build a multi-agent one as its package does")
     if isinstance(env, VectorEnv) or env is None:
@@ -270,7 +271,7 @@ def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.En
 
 def load_with_env(path: str | Path, env: Env | None = None) -> Any:
     """Load the algorithm of a checkpoint with its environment, or with the given one."""
-    algorithm: Any = Run.load_from_checkpoint(path, **_given(env))
+    algorithm = Run.load_from_checkpoint(path, **_given(env))
     if algorithm.env is None:
         way_out = "give env= from Python, or --env ID where the command has it"
         raise SettingError(f"{path} was trained on a ready environment, which a file cannot store; {way_out}")

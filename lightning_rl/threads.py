@@ -3,10 +3,9 @@
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
 
 import torch
 from gymnasium.spaces import Space
@@ -61,15 +60,15 @@ def is_wide(network: torch.nn.Module) -> bool:
     """Return whether a network has convolutions, or layers of width 256 or more."""
     layers = (torch.nn.Linear, EnsembleLinear, NoisyLinear)
     widths = [min(module.weight.shape[-2:]) for module in network.modules() if isinstance(module, layers)]
-    return has_convolutions(network) or max(widths, default=0) >= MIN_WIDTH
+    return has_convolutions(network.modules()) or max(widths, default=0) >= MIN_WIDTH
 
 
-def has_convolutions(network: torch.nn.Module) -> bool:
-    """Return whether a network has convolutions."""
-    return any(isinstance(module, torch.nn.Conv2d) for module in network.modules())
+def has_convolutions(modules: Iterable[torch.nn.Module]) -> bool:
+    """Return whether some modules of a network are convolutions."""
+    return any(isinstance(module, torch.nn.Conv2d) for module in modules)
 
 
-def suits_cpu(model: Any) -> bool:
+def suits_cpu(model: object) -> bool:
     """Return whether an algorithm probably learns faster on a CPU: its network is narrow, and its environments are not on the GPU.
 
     A PPO update launches 240 kernels, at about 10 µs each on the host of an H100 (benchmarks/notes.md).

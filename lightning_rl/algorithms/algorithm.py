@@ -12,6 +12,7 @@ import torch
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate
+from lightning_rl.config_files import Plain
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
@@ -107,13 +108,13 @@ class Algorithm(LearningRun):
 
     # ---------------------------------------------------------------- settings and networks
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         check_arguments(cls, args, kwargs)
         algorithm = super().__new__(cls)
         object.__setattr__(algorithm, "given_arguments", (args, kwargs))
         return algorithm
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         for name in RESERVED & (vars(cls).keys() | vars(cls).get("__annotations__", {}).keys()):
             if not isinstance(vars(cls).get(name), property):
@@ -125,7 +126,7 @@ class Algorithm(LearningRun):
             cls.__init__ = with_integers(cls.__init__)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        settings = complete_settings(self)
+        settings = complete_settings(type(self), *self.given_arguments)
         super().__init__()
         self.schedules: dict[str, Schedule] = read_fields(self)
         self.net_arch = [64, 64] if self.net_arch is None else self.net_arch
@@ -233,11 +234,6 @@ class Algorithm(LearningRun):
     def log_every(self) -> int:
         return int(self.log_interval or super().log_every)
 
-    @property
-    def planned_updates(self) -> int:
-        """Return the number of updates that the run will make according to its settings; 0 if unknown."""
-        return 0
-
     @cached_property
     def curriculum(self) -> list[Curriculum]:
         """The curriculum of its environments, which the next `fit` continues."""
@@ -254,7 +250,7 @@ class Algorithm(LearningRun):
     def learning_callbacks(self) -> list[pl.Callback]:
         return [*self.curriculum, *self.past_selves, *([] if self.target_update is None else [self.target_update])]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Plain:
         spaces = [space_to_plain(space) for space in self.spaces[:2]]
         own = self.spaces
         agents = {"agents": list(own.agents), "in_turn": own.one_learns, "joint": own.joint} if own.agents else {}

@@ -20,7 +20,7 @@ from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AWAC(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dataset` is also the experience
+class AWAC(CriticFields, OfflineFields, Algorithm):
     """Learn critics of the policy, and make actions more likely that did better than the policy.
 
     Supports all action spaces: critics get choices one-hot. Learns from the dataset only; with `online`, also from the environment's steps.

@@ -57,8 +57,13 @@ class Imitation(NoRewardFields, Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own: dict[str, Any] = {"share_encoder": self.share_encoder, "action_dist": self.action_dist, "log_std_init": self.log_std_init}
-        self.network = ActorCritic(self.spaces, **self.network_settings, **own)
+        self.network: ActorCritic = ActorCritic(
+            self.spaces,
+            **self.network_settings,
+            share_encoder=self.share_encoder,
+            action_dist=self.action_dist,
+            log_std_init=self.log_std_init,
+        )
         if self.loss == "mse" and all(leaf.sizes for leaf in self.network.distribution.leaves()):
             raise SettingError(f"loss mse is for Box actions, not for {short(self.spaces.action)}; leave it out")
 

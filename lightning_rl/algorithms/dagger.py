@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from lightning_rl.algorithms.bc import Imitation
+from lightning_rl.data.dataset import SampledDataset
 from lightning_rl.data.demonstrations import DemonstrationBatch
 from lightning_rl.distributions import Distribution
 from lightning_rl.errors import SettingError
@@ -42,7 +43,7 @@ class DAgger(ReplayFields, Imitation):
         if self.replay.prioritized:
             raise SettingError("replay.prioritized needs TD errors, and DAgger learns no values; leave it out")
 
-    def experience(self) -> Any:
+    def experience(self) -> SampledDataset:
         self.labels = Teacher(self.teacher, self.env, self.spaces, self.device)
         return super().experience()
 
@@ -61,13 +62,14 @@ class Teacher:
     Raises `SettingError`: it does not exist, has a memory, or was trained with other spaces.
     """
 
-    def __init__(self, source: str, env: Any, spaces: Spaces, device: torch.device) -> None:
+    def __init__(self, source: str, env: object, spaces: Spaces, device: torch.device) -> None:
         if not isinstance(source, str | Path):
             kind = "the folder of a run (trainer.run_folder), a checkpoint or a shared agent"
             raise SettingError(f"teacher must be {kind}, got {source!r}")
         path = checkpoint_of(source, "teacher", "best.ckpt")
-        unnamed = {"env": env} if is_zip(path) else {}  # Stable-Baselines3 does not save the environment
-        stored = choose_behavior(Run.load_from_checkpoint(path, device, **unnamed), None)
+        # Stable-Baselines3 does not save the environment
+        run = Run.load_from_checkpoint(path, device, env=env) if is_zip(path) else Run.load_from_checkpoint(path, device)
+        stored = choose_behavior(run, None)
         theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"teacher {source} was trained with other observations or actions than this environment has")
@@ -75,7 +77,7 @@ class Teacher:
             raise SettingError(f"teacher {source} was trained with critic_obs that this environment does not show")
         if tree_leaves(stored.network.initial_memory(1)):
             raise SettingError(f"teacher {source} has a memory, but DAgger replays single steps; use a teacher without memory")
-        self.network: Any = stored.network.to(device).eval().requires_grad_(False)
+        self.network = stored.network.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
     def __call__(self, obs: Tree, mask: Tree, student: Distribution) -> Tree:

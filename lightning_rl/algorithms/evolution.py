@@ -101,14 +101,15 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
             "max_length_ratio": self.max_length_ratio,
             "watched_share": self.normalize_obs_share if self.normalize_obs == "running" else 0.0,
         }
-        own: dict[str, Any] = {
-            "share_encoder": True,
-            "action_dist": self.action_dist,
-            "log_std_init": torch.tensor(self.action_noise).log().item(),
-        }
-        self.network = ActorCritic(self.spaces, **self.network_settings, **own)
+        self.network: ActorCritic = ActorCritic(
+            self.spaces,
+            **self.network_settings,
+            share_encoder=True,
+            action_dist=self.action_dist,
+            log_std_init=torch.tensor(self.action_noise).log().item(),
+        )
         if self.zero_policy:
-            torch.nn.init.zeros_(self.network.actor[-1].weight)
+            torch.nn.init.zeros_(self.network.actor[-1].get_parameter("weight"))
         self.network.critic.requires_grad_(False)
         self.network.distribution.requires_grad_(False)
 
@@ -118,7 +119,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         return 1
 
     def experience(self) -> GenerationDataset:
-        return generations(self, self.evaluators, **self.generation_settings)
+        return generations(self, self.evaluators, self.stochastic, **self.generation_settings)
 
     def training_step(self, results: Results, batch_idx: int) -> None:
         weights = torch.cat([parameter.flatten() for parameter in self.network.parameters() if parameter.requires_grad])
@@ -148,7 +149,7 @@ MEANINGLESS = ("rollouts_per_batch", "queue_factor", "max_policy_lag", "ordered"
 """Settings of actors that act during updates; evaluators do not."""
 
 
-def check_actors(setting: Any) -> ActorsConfig:
+def check_actors(setting: object) -> ActorsConfig:
     """Return the settings of evaluators.
 
     Raises:

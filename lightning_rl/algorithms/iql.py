@@ -20,7 +20,7 @@ from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class IQL(CriticFields, OfflineFields, Algorithm):  # type: ignore[misc]  # `dataset` is also the experience
+class IQL(CriticFields, OfflineFields, Algorithm):
     """Learn V as an expectile of Q over the actions in the data, Q from V, and a policy of the actions that were better than V.
 
     Supports all action spaces: critics get choices one-hot. Learns from the dataset only; with `online`, also from the environment's steps.

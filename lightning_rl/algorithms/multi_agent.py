@@ -14,6 +14,9 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.evaluation import begin_hook
+from lightning_rl.callbacks.protocols import Env
+from lightning_rl.checkpoints.archive import Checkpoint
+from lightning_rl.config_files import Plain
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.episodes import Finished
@@ -74,7 +77,8 @@ class MultiAgent(Run):
         check_range("max_env_steps", max_env_steps, 1, whole=True)
         if log_interval is not None:
             check_range("log_interval", log_interval, 0, open_low=True)
-        self.env, self.max_env_steps, self.log_interval = as_config(env), max_env_steps, log_interval
+        self.env: Env = as_config(env)
+        self.max_env_steps, self.log_interval = max_env_steps, log_interval
         self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
         algorithms: dict[str, Algorithm] = {}
         for name, behavior in chosen.items():
@@ -151,20 +155,21 @@ class MultiAgent(Run):
 
     def experience(self) -> JointDataset:
         world = make_world(self.env, self.sides, self.global_rank * self.num_envs if self.has_trainer else 0)
-        datasets: dict[str, Any] = {}
+        datasets: dict[str, RolloutDataset | ReplayDataset] = {}
         for name, algorithm in self.algorithms.items():
             algorithm.env.side = world.sides[name]  # type: ignore[attr-defined]
-            datasets[name] = algorithm.dataset = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
+            algorithm.dataset = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
             if not isinstance(algorithm.dataset, RolloutDataset | ReplayDataset):
                 raise SettingError(f"behavior {name}: {type(algorithm).__name__} cannot learn from the steps of a shared environment")
+            datasets[name] = algorithm.dataset
         lengths = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]
         seed = int(np.random.SeedSequence([torch.initial_seed(), self.global_rank, self.count]).generate_state(1)[0]) // 2
         return JointDataset(world, datasets, seed, sum(-(-self.max_env_steps // length) for length in lengths), self.rivals)
 
-    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+    def training_step(self, batch: Mapping[str, object], batch_idx: int) -> None:
         self.outputs = {name: self._call(name, "training_step", item, batch_idx) for name, item in batch.items()}
 
-    def _call(self, name: str, hook: str, *arguments: object, **named: object) -> Any:
+    def _call(self, name: str, hook: str, *arguments: object, **named: object) -> object:
         """Call a hook of a learner as Lightning would if it trained alone."""
         learner = self.algorithms[name]
         begin_hook(learner, hook)
@@ -174,11 +179,11 @@ class MultiAgent(Run):
         for name in self.learners:
             self._call(name, hook, *arguments, **named)
 
-    def on_train_batch_start(self, batch: Mapping[str, Any], batch_idx: int) -> int | None:
+    def on_train_batch_start(self, batch: Mapping[str, object], batch_idx: int) -> int | None:
         answers = [self._call(name, "on_train_batch_start", item, batch_idx) for name, item in batch.items()]
         return -1 if -1 in answers else None  # -1: Lightning skips all batches
 
-    def on_train_batch_end(self, outputs: Any, batch: Mapping[str, Any], batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: object, batch: Mapping[str, object], batch_idx: int) -> None:
         for name, item in batch.items():
             self._call(name, "on_train_batch_end", self.outputs[name], item, batch_idx)
 
@@ -202,7 +207,7 @@ class MultiAgent(Run):
     def configure_optimizers(self) -> list[Optimizer]:
         optimizers: list[Optimizer] = []
         for name, learner in self.learners.items():
-            configured: Any = learner.configure_optimizers()
+            configured: object = learner.configure_optimizers()
             if not isinstance(configured, list | tuple) or not all(isinstance(each, Optimizer) for each in configured):
                 raise SettingError(f"behavior {name}: configure_optimizers must return a list of optimizers if several behaviors learn")
             learner.optimizer_numbers = slice(len(optimizers), len(optimizers) + len(configured))
@@ -226,7 +231,7 @@ class MultiAgent(Run):
 
     def finished_episodes(self) -> dict[str, list[Finished]]:
         assert isinstance(self.dataset, JointDataset)
-        collectors: Any = self.dataset.collectors
+        collectors = self.dataset.collectors
         return {name: collectors[name].statistics.finished for name in self.dataset.full}
 
     @property
@@ -251,20 +256,20 @@ class MultiAgent(Run):
         self.updates, self.episodes = (sum(getattr(each, name) for each in self.algorithms.values()) for name in ("updates", "episodes"))
 
     def begin_learning(self) -> None:
-        trainer: Any = self.trainer
         assert isinstance(self.dataset, JointDataset)
         self.counted_steps = 0
         if self.rivals:
             self.dataset.turns.began_at = self.algorithms[self.rivals[0]].env_steps
         for name in self.frozen:
-            frozen: Any = self.algorithms[name]
+            frozen = self.algorithms[name]
+            assert frozen.collector is not None
             frozen.counted_rows = 0
             frozen.guard = frozen.collector.guard = Guard(frozen.on_nan, None, self.world_size)
         for learner in self.learners.values():
             learner.log_rows = RunLog(1, 0)
             learner.begin_learning()
             if learner.target_update is not None:
-                learner.target_update.on_train_start(trainer, learner)  # type: ignore[arg-type]
+                learner.target_update.on_train_start(self.trainer, learner)  # type: ignore[arg-type]
                 learner.followers = [learner.target_update, *learner.followers]
 
     def warm_up(self) -> None:
@@ -312,7 +317,7 @@ class MultiAgent(Run):
     def validate(self) -> dict[str, float]:
         return {f"{name}/{key}": value for name, algorithm in self.algorithms.items() for key, value in algorithm.validate().items()}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Plain:
         spaces = [to_plain(space) for space in self.spaces[:2]]
         behaviors = {
             name: {**algorithm.describe(), **{count: getattr(algorithm, count) for count in self.COUNTS}}
@@ -320,7 +325,7 @@ class MultiAgent(Run):
         }
         return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, "behaviors": behaviors}
 
-    def load_run(self, checkpoint: dict[str, Any]) -> None:
+    def load_run(self, checkpoint: Checkpoint) -> None:
         super().load_run(checkpoint)
         for name, algorithm in self.algorithms.items():
             algorithm.load_run({"lightning_rl": checkpoint["lightning_rl"]["behaviors"][name]})

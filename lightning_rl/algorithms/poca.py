@@ -78,7 +78,7 @@ class POCA(ActorCriticFields, Algorithm):
         check_groups(self)
         if self.clip_range_vf is not None and (self.value_transform != "identity" or self.value_support is not None):
             raise SettingError("clip_range_vf cannot be combined with value_transform or value_support")
-        self.network = GroupActorCritic(self.spaces, attention_size=self.attention_size, **actor_critic_settings(self))
+        self.network: GroupActorCritic = GroupActorCritic(self.spaces, attention_size=self.attention_size, **actor_critic_settings(self))
 
     @property
     def planned_updates(self) -> int:

@@ -63,7 +63,7 @@ class PQN(ExplorationFields, Algorithm):
         check_n_steps(self.n_steps, self.num_envs)
         check_minibatches(self)
         layers, streams = "layer_norm" if self.layer_norm else "plain", len(self.reward_signals)
-        self.network = MaxQNetwork(self.spaces, layers=layers, streams=streams, **self.network_settings)
+        self.network: MaxQNetwork = MaxQNetwork(self.spaces, layers=layers, streams=streams, **self.network_settings)
         self.network.distribution.epsilon = self.exploration(0.0)
 
     @property

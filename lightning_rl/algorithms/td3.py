@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
-from lightning_rl.distributions import check_box_actions
+from lightning_rl.distributions import NoisyAction, check_box_actions
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.optimization import FlatAdam
@@ -50,6 +50,7 @@ class TD3(CriticFields, ReplayFields, Algorithm):
         check_box_actions(type(self).__name__, self.spaces.action)
         self.target_update = TargetNetworkUpdate(self.tau, self.policy_delay)
         self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings, layers=self.actor_layers)
+        assert isinstance(self.network.distribution, NoisyAction)
         self.network.distribution.sigma = self.action_noise
         actions = self.network.distribution.num_parts
         self.critic = Critic(self.spaces.observation, actions, **ensemble_settings(self))

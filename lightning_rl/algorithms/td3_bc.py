@@ -14,7 +14,7 @@ from lightning_rl.types import Transition, Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TD3BC(OfflineFields, TD3):  # type: ignore[misc]  # `dataset` is also the experience
+class TD3BC(OfflineFields, TD3):
     """Maximize the first critic, scaled by its mean absolute value, and clone the data. Box actions only.
 
     Learns from the dataset only; with `online`, also from the environment's steps.

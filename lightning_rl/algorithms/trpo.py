@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -132,9 +132,10 @@ class TRPO(ActorCriticFields, Algorithm):
         _, _, z = self.network.evaluate(minibatch.obs, minibatch.action, minibatch.memory, minibatch.episode_start, minibatch.action_mask)
         return losses.mean(self.network.value_head.loss(z, minibatch.returns), minibatch.weight)
 
-    def flat_gradient(self, scalar: Tensor, **options: Any) -> Tensor:
+    def flat_gradient(self, scalar: Tensor, retain_graph: bool | None = None, create_graph: bool = False) -> Tensor:
         """Differentiate with respect to the policy's parameters; return one vector `[P]`."""
-        return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(scalar, self.policy_parameters, **options)])
+        gradients = torch.autograd.grad(scalar, self.policy_parameters, retain_graph=retain_graph, create_graph=create_graph)
+        return torch.cat([gradient.flatten() for gradient in gradients])
 
     @torch.no_grad()
     def set_policy(self, vector: Tensor) -> None:

@@ -3,18 +3,21 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+from numpy.typing import DTypeLike
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from lightning_rl.types import Tree
 
+Array = TypeVar("Array", np.ndarray, Tensor)
 
-def masked(logits: Any, mask: Tree) -> Any:
+
+def masked(logits: Array, mask: Tree) -> Array:
     """Mask out the logits (an array or tensor) where the mask is False; an empty mask `()` allows all."""
     if isinstance(mask, tuple):
         return logits
@@ -23,7 +26,7 @@ def masked(logits: Any, mask: Tree) -> Any:
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
 
 
-def like(values: Any, constant: np.ndarray) -> Any:
+def like(values: Array, constant: np.ndarray) -> Array:
     """Return a constant as an array or a tensor, like the values."""
     if isinstance(values, np.ndarray):
         return constant
@@ -38,7 +41,7 @@ def _on_device(device: torch.device, data: bytes, dtype: str) -> Tensor:
     return torch.as_tensor(np.frombuffer(data, dtype).copy(), device=device)
 
 
-def cast(values: Any, dtype: Any) -> Any:
+def cast(values: Array, dtype: DTypeLike) -> Array:
     """Convert an array or tensor to a numpy dtype."""
     if isinstance(values, np.ndarray):
         return values.astype(dtype, copy=False)
@@ -154,7 +157,7 @@ class Categorical(DiscreteDistribution):
         """Sample Gumbel noise of the shape of x."""
         return gumbel(x, generator)
 
-    def draw(self, x: Any, noise: Any) -> Any:
+    def draw(self, x: Array, noise: Array) -> Array:
         """Return the action for logits and noise, arrays or tensors."""
         return (x + noise).argmax(-1)
 
@@ -180,7 +183,7 @@ class Categorical(DiscreteDistribution):
     def features(self, action: Tensor) -> Tensor:
         return functional.one_hot(action, self.num_inputs).float()
 
-    def to_env(self, action: Any) -> Any:
+    def to_env(self, action: Array) -> Array:
         action = action + self.start  # never the array that is kept: an environment may write into its actions
         return action if self.dtype == np.int64 else cast(action, self.dtype)
 
@@ -252,7 +255,7 @@ class MultiCategorical(DiscreteDistribution):
         places = action + self.branch[:, 0]
         return torch.zeros(*action.shape[:-1], self.num_inputs, device=action.device).scatter_(-1, places, 1.0)
 
-    def to_env(self, action: Any) -> Any:
+    def to_env(self, action: Array) -> Array:
         return cast(action.reshape(-1, *self.shape) + like(action, self.start), self.dtype)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
@@ -303,7 +306,7 @@ class Bernoulli(DiscreteDistribution):
     def features(self, action: Tensor) -> Tensor:
         return action.float()
 
-    def to_env(self, action: Any) -> Any:
+    def to_env(self, action: Array) -> Array:
         return cast(action.reshape(-1, *self.shape), np.int8)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:

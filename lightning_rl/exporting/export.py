@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.checkpoints.atomic import SaveError, committing, stage
 from lightning_rl.checkpoints.files import previous_path
 from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
@@ -30,6 +29,7 @@ from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
+from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import best_of, stored_name
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
@@ -97,7 +97,7 @@ def export_policy(
     return path
 
 
-def write_checked(path: Path, format: str, algorithm: Algorithm, env: object, source: Plain) -> None:
+def write_checked(path: Path, format: str, algorithm: LearningRun, env: object, source: Plain) -> None:
     """Write a file and its description if the file does what the policy does; `env`: that of the algorithm's run."""
     policy, kind = Policy(algorithm.network, algorithm.spaces), FORMATS[format]
     with one_line_errors(f"this policy cannot be written as {format}"):
@@ -247,7 +247,7 @@ def describe_source(ckpt_path: Path) -> Plain:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def describe(algorithm: Algorithm, graph: PolicyGraph, env: object, format: str, source: Plain) -> Plain:
+def describe(algorithm: LearningRun, graph: PolicyGraph, env: object, format: str, source: Plain) -> Plain:
     """Describe a policy's inputs, outputs and origin as plain data, with nothing about the machine."""
     spaces = graph.spaces
     named = env if isinstance(env, EnvConfig) else None

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from lightning_rl.distributions.distribution import cast
 from lightning_rl.errors import missing_extra
-from lightning_rl.networks.acting import PolicyNetwork
+from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
 from lightning_rl.spaces import MASK, Spaces, allocate, observation_leaves, samples
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
@@ -42,7 +42,7 @@ class PolicyGraph(nn.Module):
     memory for the next step. `inputs` and `outputs` are the ports in order.
     """
 
-    def __init__(self, network: PolicyNetwork, spaces: Spaces) -> None:
+    def __init__(self, network: PolicyNetwork | VisiblePolicy, spaces: Spaces) -> None:
         super().__init__()
         self.network, self.spaces, self.masked = network.eval(), spaces, spaces.masked
         self.stored, self.memory = allocate(spaces.observation, 1), tree_to_numpy(network.initial_memory(1))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ from lightning_rl.distributions import Distribution, Exploration
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import OwnEncoder, TreeEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
-from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer
+from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer, RunningMeanStd
 from lightning_rl.spaces import JOINT, OWN, allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
-Precision = Callable[[], AbstractContextManager[Any]]
+Precision = Callable[[], AbstractContextManager[object]]
 MAX_WIDTH = 256
 """Maximum input width of a layer that is evaluated in numpy."""
-NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], Any]] = {
+NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray | None]] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
     nn.Identity: lambda x: None,
@@ -47,7 +47,7 @@ class ActingPolicy(Protocol):
 class ActingNetwork(ActingPolicy, Protocol):
     """The interface of a network for collecting experience; see `networks/actor_critic.py`. User code may pass any such module."""
 
-    memory: Any
+    memory: NoMemory | RecurrentMemory
 
     def log_prob(self, obs: Tree, action: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree) -> Tensor: ...
 
@@ -67,7 +67,7 @@ class Perceptron(NamedTuple):
     """
 
     encoder: TreeEncoder | OwnEncoder
-    memories: list[Any]
+    memories: Sequence[NoMemory | RecurrentMemory]
     layers: nn.Sequential
 
 
@@ -75,7 +75,7 @@ class PolicyNetwork(nn.Module):
     """A network with a distribution over actions, conditioned on the output of `policy`."""
 
     distribution: Distribution
-    memory: Any
+    memory: NoMemory | RecurrentMemory
     """The policy's memory; see `networks/memory.py`."""
     normalizer: ObservationNormalizer | NoNormalizer
 
@@ -91,14 +91,20 @@ class PolicyNetwork(nn.Module):
         """Return the layers from normalized observations to the distribution's input; None if the network is not a `Perceptron`."""
         return None
 
+    if TYPE_CHECKING:  # networks of off-policy algorithms have neither
+
+        def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor: ...
+        def log_prob(
+            self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
+        ) -> Tensor: ...
+
     def log_prob_and_value(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of the actions of T steps `[T, N, D]`, and V(s) `[T + 1, N, S]` before each step and after the last."""
-        network: Any = self
         start = None if episode_start is None else episode_start[:-1]
-        log_prob = network.log_prob(tree_index(obs, slice(-1)), action, memory, start, action_mask)
-        return log_prob, network.value(obs, memory, episode_start)
+        log_prob = self.log_prob(tree_index(obs, slice(-1)), action, memory, start, action_mask)
+        return log_prob, self.value(obs, memory, episode_start)
 
     def sample(
         self,
@@ -321,7 +327,8 @@ def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callab
     """Return a numpy function that normalizes arrays by a normalizer's current statistics."""
     if isinstance(normalizer, NoNormalizer):
         return lambda x: x
-    statistics: Any = normalizer.statistics[0]
+    statistics = normalizer.statistics[0]
+    assert isinstance(statistics, RunningMeanStd)  # `fits_numpy` checked that observations are one vector
     mean, scale = (moment.numpy() for moment in normalizer.shift_and_scale(statistics))
     return lambda x: np.clip((x - mean) * scale, -normalizer.clip, normalizer.clip)
 

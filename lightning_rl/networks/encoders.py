@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from textwrap import shorten
-from typing import Any
+from typing import Protocol
 
 import torch
 from gymnasium.spaces import Space
@@ -226,7 +226,17 @@ class EntityAttention(nn.Module):
         return torch.cat(embedded, -2)
 
 
-def attend(layers: Any, x: Tensor, present: Tensor) -> Tensor:
+class Attention(Protocol):
+    """The layers of `attend`."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    out: nn.Linear
+    norm: nn.LayerNorm
+
+
+def attend(layers: Attention, x: Tensor, present: Tensor) -> Tensor:
     """Return the mean over members of z = norm(out(softmax(q kᵀ / √size) v) + x), from sets of members `[..., n, size]` to `[..., size]`.
 
     Members that are not `present [..., n]` are excluded from keys and mean; a set without present members gives zeros. `layers` has the

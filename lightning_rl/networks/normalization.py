@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Protocol, Self
 
 import torch
 from gymnasium.spaces import Space
@@ -124,8 +124,14 @@ def make_normalizer(normalize_obs: str, space: Space, entities: Sequence[str] = 
     return NoNormalizer() if normalize_obs == "off" else ObservationNormalizer(space, normalize_obs == "frozen", entities)
 
 
+class HasModules(Protocol):
+    """A module, or several behind one interface."""
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
 @contextmanager
-def eval_mode(network: Any) -> Iterator[None]:
+def eval_mode(network: HasModules) -> Iterator[None]:
     """Put a network into evaluation mode, and restore the mode of each part afterwards."""
     modes = [(part, part.training) for part in network.modules()]
     for part, _ in modes:

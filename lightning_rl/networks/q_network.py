@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from lightning_rl.distributions import make_epsilon_greedy
+from lightning_rl.distributions import EpsilonGreedy, make_epsilon_greedy
 from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses import q_learning as losses
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
@@ -129,6 +129,8 @@ class QNetwork(PolicyNetwork):
     Raises:
         SettingError: the action space is not Discrete.
     """
+
+    distribution: EpsilonGreedy
 
     def __init__(
         self,

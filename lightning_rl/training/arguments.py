@@ -3,13 +3,13 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import wraps
 from pathlib import PurePath
 from textwrap import shorten
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 from torch.nn import Module
@@ -20,8 +20,15 @@ from lightning_rl.networks.memory import Memory
 from lightning_rl.schedules import BuildSchedule, Schedule, as_points, make_schedule
 from lightning_rl.setting_names import way_out_of_algorithm
 
+T = TypeVar("T")
 Kind = tuple[object, tuple[object, ...]]
 """A type, with the metadata of its annotation."""
+
+
+class Dataclass(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,7 +105,7 @@ def _is_setting(hint: object) -> bool:
     return any(isinstance(note, Range | BuildSchedule) for _, notes in _alternatives(hint) for note in notes)
 
 
-def read_fields(instance: Any) -> dict[str, Schedule]:
+def read_fields(instance: Dataclass) -> dict[str, Schedule]:
     """Check and convert each field by its annotation; see `read_value`. Return the schedules."""
     schedules: dict[str, Schedule] = {}
     for name, kinds in _kinds_of(type(instance)).items():
@@ -109,7 +116,7 @@ def read_fields(instance: Any) -> dict[str, Schedule]:
     return schedules
 
 
-def read_value(name: str, value: Any, kinds: list[Kind]) -> tuple[Any, Schedule | None]:
+def read_value(name: str, value: object, kinds: list[Kind]) -> tuple[object, Schedule | None]:
     """Check a setting against its allowed types. Return its value and its schedule, if it has one.
 
     Whole floats such as 1e6 become integers; the value of a schedule is its initial value.
@@ -138,7 +145,7 @@ def read_value(name: str, value: Any, kinds: list[Kind]) -> tuple[Any, Schedule 
     return value, schedule
 
 
-def _kinds_of(cls: Any) -> dict[str, list[Kind]]:
+def _kinds_of(cls: type[Dataclass]) -> dict[str, list[Kind]]:
     """Return the allowed types of each field of a dataclass."""
     kinds = {each.name: list(_alternatives(each.type)) for each in fields(cls) if each.init}
     for name, found in kinds.items():
@@ -159,10 +166,11 @@ def _alternatives(hint: object) -> Iterator[Kind]:
         yield hint, ()
 
 
-def as_integer(value: Any) -> Any:
+def as_integer(value: T) -> T | int:
     """Convert a whole float such as 1e6, or a numpy integer, to an integer; return anything else unchanged."""
-    whole = isinstance(value, float) and value.is_integer()
-    return int(value) if whole or isinstance(value, np.integer) else value
+    if isinstance(value, np.integer) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    return value
 
 
 def convert_integers(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, object]) -> dict[str, object]:
@@ -183,12 +191,11 @@ def with_integers(init: Callable[..., None]) -> Callable[..., None]:
     return converting
 
 
-def complete_settings(algorithm: Any) -> dict[str, object]:
-    """Return the arguments of an algorithm and the defaults of the others, except `spaces`, which are stored separately."""
-    args, kwargs = algorithm.given_arguments
-    cls, parameters = type(algorithm), settings_of(type(algorithm))
+def complete_settings(cls: type[Dataclass], args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
+    """Return the given arguments of an algorithm's class and the defaults of the others, except `spaces`, which are stored separately."""
+    parameters = settings_of(cls)
     defaults = {name: default_of(cls, each) for name, each in parameters.items() if each.default is not each.empty}
-    settings = defaults | convert_integers(parameters, dict(zip(parameters, args, strict=False)) | kwargs)
+    settings = defaults | convert_integers(parameters, {**dict(zip(parameters, args, strict=False)), **kwargs})
     scheduled = {
         name for name, kinds in _kinds_of(cls).items() if any(isinstance(note, BuildSchedule) for _, notes in kinds for note in notes)
     }
@@ -200,7 +207,7 @@ def complete_settings(algorithm: Any) -> dict[str, object]:
     return {name: value for name, value in settings.items() if name != "spaces"}
 
 
-def default_of(cls: Any, parameter: inspect.Parameter) -> object:
+def default_of(cls: type[Dataclass], parameter: inspect.Parameter) -> object:
     """Return the default of a setting."""
     factories = {each.name: each.default_factory for each in fields(cls) if each.default_factory is not MISSING}
     is_made = repr(parameter.default) == "<factory>"  # as dataclasses write it in a signature

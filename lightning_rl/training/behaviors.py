@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rl.callbacks.iteration import LIGHTNING
-from lightning_rl.data.opponents import PolicyOpponent, RandomMoves, ScriptedOpponent
+from lightning_rl.callbacks.protocols import Env
+from lightning_rl.config_files import Plain
+from lightning_rl.data.opponents import PolicyOpponent, RandomMoves, Script, ScriptedOpponent
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
@@ -100,7 +102,7 @@ class FrozenPolicy:
         return algorithm
 
 
-def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = False) -> Behavior:
+def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Behavior:
     """Build a behavior from settings: `agents`, and a `learner` with `class_path` and `init_args`, or with a `checkpoint`.
 
     `stored`: the settings are from a checkpoint that is being loaded, which also contains the weights of frozen behaviors.
@@ -146,11 +148,12 @@ def as_behavior(name: str, given: Behavior | Mapping[str, Any], stored: bool = F
                 raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, not to one behavior")
         if isinstance(settings.get("memory"), str):
             settings["memory"] = {"class_path": settings["memory"]}  # like the command line for one policy
-        learner = partial(algorithm_class(learner["class_path"], LearningRun), **settings)
+        make: Callable[..., LearningRun] = algorithm_class(learner["class_path"], LearningRun)
+        learner = partial(make, **settings)
     return as_behavior(name, Behavior(given["agents"], learner, frozen, origin))
 
 
-def find_sides(env: Any, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
+def find_sides(env: Env, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
     """Return the spaces of each behavior, with the names of its agents, by building one environment.
 
     Raises `SettingError`: an agent has no behavior or two, agents of one behavior have different spaces, a pattern matches no agent, or
@@ -201,7 +204,7 @@ def check_learner(name: str, learner: LearningRun) -> None:
             raise SettingError(f"{line}; override it in a subclass of MultiAgent")
 
 
-def describe_learner(behavior: Behavior, learner: LearningRun) -> dict[str, Any]:
+def describe_learner(behavior: Behavior, learner: LearningRun) -> Plain:
     """Return the class and settings of an algorithm as plain data, and the source of a frozen one."""
     source, origin = behavior.learner, dict(behavior.origin)
     if isinstance(source, FrozenPolicy):
@@ -212,7 +215,7 @@ def describe_learner(behavior: Behavior, learner: LearningRun) -> dict[str, Any]
     return {**origin, "class_path": stored_name(type(learner)), "init_args": settings}
 
 
-def choose_behavior(run: Run, behavior: str | None) -> Any:
+def choose_behavior(run: Run, behavior: str | None) -> LearningRun:
     """Return the algorithm of a run, or that of one of its behaviors; raise `SettingError` if there is no such behavior."""
     if isinstance(run, LearningRun) and behavior is None:
         return run
@@ -254,7 +257,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
     return ScriptedOpponent(find_script(name), name, spaces.action)
 
 
-def prepare_self_play(setting: Any, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:
+def prepare_self_play(setting: object, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:
     """Return the setting `self_play`, and the spaces of a game in which one agent (in changing seats) or one team learns.
 
     `several`: the algorithm is one of several behaviors, which take turns learning; all its agents learn in its turn.
@@ -290,7 +293,7 @@ def find_teams(patterns: Sequence[str | Sequence[str]], agents: Sequence[str]) -
 
 
 @cache
-def find_script(path: str) -> Any:
+def find_script(path: str) -> Script:
     """Return a scripted player by its path, such as `my_module.my_player`. Raises `SettingError`: there is no such function."""
     module, _, name = path.rpartition(".")
     if not module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -45,12 +45,16 @@ from lightning_rl.envs.config import count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import Precision
+from lightning_rl.networks.acting import PolicyNetwork, Precision
 from lightning_rl.rewards.gail import GAIL
+from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.schedules import Schedule
 from lightning_rl.spaces import Spaces
-from lightning_rl.types import tree_leaves, tree_to_torch
+from lightning_rl.types import State, tree_leaves, tree_to_torch
 
+Number = Tensor | float
+Metric = Number | Callable[[], Number]
+"""A recorded value, or a function that returns it."""
 FROZEN_STEPS = 32
 """Maximum number of steps that a frozen behavior stores."""
 
@@ -59,15 +63,12 @@ class Learner(Protocol):
     """The interface of an algorithm for building experience and for side learners."""
 
     spaces: Spaces
-    network: Any
     max_env_steps: int
     env_steps: int
     began_at: int
     behavior: str
-    dataset: Any
     self_play: SelfPlayConfig | None
-    ranks: list[dict[str, Any]]
-    reward_signals: Any
+    ranks: list[State]
     learning_rate: float
     schedules: dict[str, Schedule]
     seed: int
@@ -77,6 +78,12 @@ class Learner(Protocol):
 
     @property
     def env(self) -> Env | None: ...
+    @property
+    def network(self) -> PolicyNetwork: ...
+    @property
+    def dataset(self) -> object: ...
+    @property
+    def reward_signals(self) -> Mapping[str, RewardSignal]: ...
     @property
     def past_selves(self) -> list[SelfPlay]: ...
     @property
@@ -96,18 +103,16 @@ class Learner(Protocol):
     @property
     def device(self) -> torch.device: ...
     @property
-    def compile(self) -> Any: ...
+    def compile(self) -> object: ...
     @property
     def global_rank(self) -> int: ...
-    @property
-    def hparams(self) -> Any: ...
     def say(self, text: str) -> None: ...
     def make_opponent(self, name: str, num_rows: int) -> Opponent: ...
-    def record(self, **values: Any) -> None: ...
+    def record(self, **values: Metric) -> None: ...
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = ...) -> Tensor: ...
 
 
-def read_demonstrations(algorithm: Learner, setting: str, source: Any) -> list[Demonstration]:
+def read_demonstrations(algorithm: Learner, setting: str, source: object) -> list[Demonstration]:
     """Load the episodes of a dataset by name, or check given episodes; None gives an empty list.
 
     Args:
@@ -127,7 +132,7 @@ def read_demonstrations(algorithm: Learner, setting: str, source: Any) -> list[D
     return list(source or ())
 
 
-def check_demonstration(who: str, setting: str, given: Any, algorithm: Learner) -> None:
+def check_demonstration(who: str, setting: str, given: object, algorithm: Learner) -> None:
     """Raise `SettingError` unless `given` is an episode of the algorithm's environment."""
     if not isinstance(given, Demonstration):
         raise SettingError(f"{who} of {setting} is a {type(given).__name__}, not a lightning_rl.Demonstration")
@@ -138,7 +143,7 @@ def check_demonstration(who: str, setting: str, given: Any, algorithm: Learner) 
         raise SettingError(f"{who} must have a reward that is a number, terminated and truncated for each of its {rows} actions")
 
 
-def demonstrated_rows(algorithm: Learner, setting: str, source: Any) -> list[Rows]:
+def demonstrated_rows(algorithm: Learner, setting: str, source: object) -> list[Rows]:
     """Convert demonstrations to rows for the algorithm's policy: actions as sampled, with masks.
 
     Raises:
@@ -180,7 +185,7 @@ def show_demonstrations(algorithm: Learner) -> None:
 def rollouts(algorithm: Learner, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
     """Return rollouts of `n_steps` steps per environment, from actors if there are any."""
     if actors is None:
-        collector: Any = make_collector(algorithm, n_steps, log_probs, rollouts=True)
+        collector: Collector | ActorPool = make_collector(algorithm, n_steps, log_probs, rollouts=True)
     else:
         collector = make_actor_pool(algorithm, n_steps, actors)
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
@@ -219,7 +224,7 @@ def make_self_play_opponent(algorithm: Learner, num_copies: int) -> SelfPlayOppo
 def make_shared_collector(algorithm: Learner, n_steps: int, acting: int, log_probs: bool) -> Collector:
     """Make the collector of one of several behaviors."""
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
-    stepper: Any = SharedStepper(algorithm.env.side)
+    stepper = SharedStepper(algorithm.env.side)
     if algorithm.self_play is not None:
         stepper.opponent = make_self_play_opponent(algorithm, algorithm.env.num_envs)
     precision = get_precision_context(algorithm)
@@ -230,7 +235,7 @@ def frozen_experience(algorithm: Learner) -> RolloutDataset:
     """Return the dataset of a frozen behavior, which acts but yields nothing."""
     acting = seed_draws(algorithm)
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
-    stepper: Any = SharedStepper(algorithm.env.side)
+    stepper = SharedStepper(algorithm.env.side)
     precision = get_precision_context(algorithm)
     return RolloutDataset(FrozenCollector(stepper, algorithm.spaces, algorithm.network, FROZEN_STEPS, acting, False, precision), 0)
 
@@ -257,16 +262,17 @@ def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> A
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, get_precision_context(algorithm))
 
 
-def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> GenerationDataset:
+def generations(algorithm: Learner, actors: ActorsConfig, stochastic: bool, **settings: Any) -> GenerationDataset:
     """Return generations of episodes with perturbed weights; `settings` are those of `GenerationSettings`."""
     env = algorithm.env
     check_can_be_built(env)
+    assert env is not None and not isinstance(env, VectorEnv)
     seed_draws(algorithm)
     seed = shared_seed(algorithm)
     seed = of_all_ranks(seed)[0] if algorithm.world_size > 1 else seed
     num_envs = count_envs(env)
     names = tuple(name for name, parameter in algorithm.network.named_parameters() if parameter.requires_grad)
-    build = BuildEvaluator(env, num_envs, algorithm.spaces, names, algorithm.stochastic, algorithm.on_nan)
+    build = BuildEvaluator(env, num_envs, algorithm.spaces, names, stochastic, algorithm.on_nan)
     pool: Any = EvaluatorPool(
         make_workers(build, actors, algorithm.network),
         actors,
@@ -279,7 +285,7 @@ def generations(algorithm: Any, actors: ActorsConfig, **settings: Any) -> Genera
     return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has at least one step
 
 
-def check_can_be_built(env: Any, here: bool = False) -> None:
+def check_can_be_built(env: Env | None, here: bool = False) -> None:
     """Raise `SettingError` if actors cannot build their environments; an actor `here`, in this process, may use ready ones."""
     if env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
@@ -307,7 +313,7 @@ def shared_seed(algorithm: Learner) -> int:
     return int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
 
 
-def demonstrations(algorithm: Learner, source: Any, settings: DemonstrationSettings) -> DemonstrationDataset:
+def demonstrations(algorithm: Learner, source: object, settings: DemonstrationSettings) -> DemonstrationDataset:
     """Return minibatches of demonstrations, from a dataset by name or from given demonstrations.
 
     Raises:

@@ -1,8 +1,7 @@
 """Leave Lightning's hooks to the user: a run does its own work before them, whether they call `super()` or not."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any
 
 import pytorch_lightning as pl
 
@@ -13,6 +12,8 @@ RUN_HOOKS = {
 }
 """Hooks in which a run does work, and the methods that do it."""
 
+ConfigureCallbacks = Callable[..., Sequence[pl.Callback] | pl.Callback]
+
 
 class HookedModule(pl.LightningModule):
     """A module that does work in Lightning's hooks without defining them, so that subclasses can override them freely."""
@@ -21,14 +22,14 @@ class HookedModule(pl.LightningModule):
         super().__init__()
         self.hooks_in_progress: set[str] = set()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         for hook in (*RUN_HOOKS, "configure_callbacks"):
             method = getattr(cls, hook)  # may come from a mixin
             if not hasattr(method, "does_work"):
                 setattr(cls, hook, work_before(hook, method) if hook in RUN_HOOKS else add_own_callbacks(method))
 
-    def call_hook(self, name: str, *arguments: object, **named: object) -> Any:
+    def call_hook(self, name: str, *arguments: object, **named: object) -> object:
         """Call a hook without the run's own work, for a module that is part of another module's run."""
         self.hooks_in_progress.add(name)
         try:
@@ -59,11 +60,11 @@ def work_before(name: str, hook: Callable[..., object]) -> Callable[..., object]
     return both
 
 
-def add_own_callbacks(configure_callbacks: Callable[[Any], Any]) -> Any:
+def add_own_callbacks(configure_callbacks: ConfigureCallbacks) -> ConfigureCallbacks:
     """Wrap a `configure_callbacks` so that it adds to the run's own callbacks, whether it calls `super()` or not."""
 
     @wraps(configure_callbacks)
-    def add(self: HookedModule) -> list[pl.Callback]:
+    def add(self: HookedModule) -> Sequence[pl.Callback] | pl.Callback:
         if "configure_callbacks" in self.hooks_in_progress:
             return configure_callbacks(self)
         self.hooks_in_progress.add("configure_callbacks")
@@ -71,8 +72,8 @@ def add_own_callbacks(configure_callbacks: Callable[[Any], Any]) -> Any:
             more = configure_callbacks(self) or []
         finally:
             self.hooks_in_progress.remove("configure_callbacks")
-        more = [more] if isinstance(more, pl.Callback) else list(more)
-        return [*(each for each in self.own_callbacks() if not has_kind(more, each)), *more]
+        given = [more] if isinstance(more, pl.Callback) else list(more)
+        return [*(each for each in self.own_callbacks() if not has_kind(given, each)), *given]
 
     add.does_work = True  # type: ignore[attr-defined]
     return add

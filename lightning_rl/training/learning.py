@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 from textwrap import shorten
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -14,7 +14,6 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, UNUSED_LOOPS, gradient_hooks, overrides
-from lightning_rl.callbacks.protocols import Env
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.compiling import CompiledLoss, compiled_losses
@@ -25,16 +24,18 @@ from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
+from lightning_rl.networks.acting import PolicyNetwork
+from lightning_rl.networks.memory import Memory
 from lightning_rl.networks.normalization import NoNormalizer
 from lightning_rl.optimization import FlatOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
+from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.schedules import Schedule
+from lightning_rl.training.experience import Metric, Number
 from lightning_rl.training.replay import load_buffer
 from lightning_rl.training.run import Run
 from lightning_rl.training.side_learners import SideLearner
-from lightning_rl.types import Experience, Rollout, State, Transition
+from lightning_rl.types import Experience, Rollout, State, Transition, Tree
 
-Number = Tensor | float
-Metric = Number | Callable[[], Number]
 MAX_UNREAD_STEPS = 32
 """Maximum number of GPU gradient steps before their results are read; their batches are kept, to save a bad one."""
 
@@ -52,15 +53,16 @@ def as_tensor(name: str, value: Number) -> Tensor:
 class LearningRun(Run):
     """A run that trains networks; its subclass, the algorithm, has the settings, networks and losses."""
 
-    env: Env | None
     max_env_steps: int
     on_nan: str
+    losses: ClassVar[tuple[str, ...]]
     max_grad_norm: float | None
+    memory: Memory | None
     normalize_obs: str
     normalize_obs_steps: int
-    learning_rate: Any
-    network: Any
-    reward_signals: Any
+    learning_rate: float
+    network: PolicyNetwork
+    reward_signals: Mapping[str, RewardSignal]
     self_play: SelfPlayConfig | None
     schedules: dict[str, Schedule]
     side_learners: list[SideLearner]
@@ -71,6 +73,8 @@ class LearningRun(Run):
     own_optimizers: list[Optimizer]
     """The algorithm's optimizers during a run, in the order of `configure_optimizers`, without those of side learners."""
     seed: int
+    given_arguments: tuple[tuple[object, ...], dict[str, object]]
+    """The arguments that it was made with."""
     generator: Generator
     """This rank's random generator for learning, on the CPU."""
     min_optimizers = 1
@@ -106,8 +110,8 @@ class LearningRun(Run):
         Raises:
             NotFiniteError: an environment of any rank returned NaN or infinity, and `on_nan` is raise or there were too many.
         """
-        assert self.dataset is not None
-        collector: Any = self.dataset.collector
+        collector = self.collector
+        assert collector is not None
         if collector.rows == self.counted_rows:  # the same on all ranks
             return
         self.counted_rows = collector.rows
@@ -134,6 +138,11 @@ class LearningRun(Run):
 
     # ---------------------------------------------------------------- updates
 
+    @property
+    def planned_updates(self) -> int:
+        """Return the number of updates that the run will make according to its settings; 0 if unknown."""
+        return 0
+
     @cached_property
     def past_selves(self) -> list[SelfPlay]:
         """The snapshots that it plays against and their ratings, which the next `fit` continues."""
@@ -153,7 +162,7 @@ class LearningRun(Run):
 
     def all_optimizers(self) -> list[Optimizer]:
         """Return all optimizers without Lightning's wrappers, which would count each step as a `global_step`."""
-        optimizers: Any = self.optimizers(use_pl_optimizer=False)
+        optimizers = self.optimizers(use_pl_optimizer=False)
         return (optimizers if isinstance(optimizers, list) else [optimizers])[self.optimizer_numbers]
 
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
@@ -193,7 +202,7 @@ class LearningRun(Run):
             else:
                 self.refuse(*step)
 
-    def refuse(self, name: str, loss: Tensor, norm: Tensor, update: int, parts: Mapping[str, list[Any]], batch: Any) -> None:
+    def refuse(self, name: str, loss: Tensor, norm: Tensor, update: int, parts: Mapping[str, list[float | Tensor]], batch: Tree) -> None:
         """Apply `on_nan` to a gradient step that was not made. Raises `NotFiniteError`."""
         self.guard.refuse(name, loss, norm, f"at environment step {self.env_steps:,}, update {update:,}", parts, batch)
 
@@ -254,7 +263,7 @@ class LearningRun(Run):
 
     def begin_learning(self) -> None:
         assert self.collector is not None
-        trainer: Any = self.trainer
+        trainer = self.trainer
         self.counted_rows = 0
         self.unread_steps.clear()
         for learner in self.side_learners:

@@ -6,12 +6,13 @@ import importlib
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Protocol, TypeVar
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,7 +33,7 @@ from lightning_rl.sharing.sb3 import is_zip, read_zip
 from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
 from lightning_rl.types import State
 
-A = TypeVar("A", bound=nn.Module)
+A = TypeVar("A", bound=pl.LightningModule)
 BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
 """Errors that invalid settings raise somewhere inside."""
 TRUSTED_PACKAGES = ("gymnasium", "lightning_rl")
@@ -48,14 +49,16 @@ class Resumable(Protocol):
     @property
     def num_envs(self) -> int: ...
     @property
-    def hparams(self) -> Any: ...
+    def hparams(self) -> Mapping[str, object]: ...
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def state_dict(self) -> State: ...
     def configure_model(self) -> None: ...
-    def configure_optimizers(self) -> Any: ...
+    def configure_optimizers(self) -> object: ...
 
 
-def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location: str | torch.device = "cpu", **overrides: Any) -> A:
+def load(
+    path: str | Path, wanted: type[A], base: type[pl.LightningModule], map_location: str | torch.device = "cpu", **overrides: object
+) -> A:
     """Load an algorithm from a checkpoint, without a config and without building an environment.
 
     Args:
@@ -78,7 +81,7 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
     checkpoint = _read_zip(path, overrides.get("env")) if is_zip(path) else read_checkpoint(path, map_location)
     own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
     name = own["algorithm"]
-    cls: Any = algorithm_class(name, base)
+    cls = algorithm_class(name, base)
     if not issubclass(cls, wanted):
         raise SettingError(f"ckpt_path {shown(path)} holds {name}, not {wanted.__name__}; load it with {name}.load_from_checkpoint")
     try:
@@ -104,36 +107,36 @@ def load(path: str | Path, wanted: type[A], base: type[nn.Module], map_location:
     return algorithm
 
 
-def _read_zip(path: Path, env: object) -> Checkpoint:
+def _read_zip(path: Path, env: Any) -> Checkpoint:
     """Read an agent of Stable-Baselines3 for a given environment."""
     if env is None:
         raise SettingError(f"ckpt_path {shown(path)} names no environment: add --env CartPole-v1, or env= in Python")
-    config: Any = EnvConfig(env) if isinstance(env, str) else env
+    config = EnvConfig(env) if isinstance(env, str) else env
     checkpoint = read_zip(path, probe_spaces(config))
     check_content(checkpoint, path)
     return checkpoint
 
 
-def stored_spaces(own: Mapping[str, Any]) -> Spaces | dict[str, Spaces]:
+def stored_spaces(own: Checkpoint) -> Spaces | dict[str, Spaces]:
     """Return the spaces in a checkpoint, or those of each behavior."""
     return {name: _spaces(each) for name, each in own["behaviors"].items()} if "behaviors" in own else _spaces(own)
 
 
-def _spaces(own: Mapping[str, Any]) -> Spaces:
+def _spaces(own: Checkpoint) -> Spaces:
     observation, action = map(from_plain, own["spaces"])
     agents = tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", "")
     return Spaces(observation, action, own.get("masked", False), *agents)
 
 
-def _without_new_folders(settings: dict[str, Any]) -> dict[str, Any]:
+def _without_new_folders(settings: dict[str, object]) -> dict[str, object]:
     """Remove the folder of a replay buffer from settings unless it exists: a checkpoint must not decide where to create one."""
     replay = settings.get("replay")
     folder = replay.get("directory") if isinstance(replay, dict) else None
     is_new = folder is not None and not (isinstance(folder, str) and Path(folder).is_dir())
-    return {**settings, "replay": {**replay, "directory": None}} if replay and is_new else settings
+    return {**settings, "replay": {**replay, "directory": None}} if isinstance(replay, dict) and is_new else settings
 
 
-def _sketch(cls: Callable[..., Any], settings: dict[str, Any]) -> dict[str, Tensor] | None:
+def _sketch(cls: type[pl.LightningModule], settings: dict[str, object]) -> dict[str, Tensor] | None:
     """Return an algorithm's weights on the meta device, without allocating them; None if it cannot be built there."""
     try:
         with torch.device("meta"):
@@ -221,7 +224,7 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
     return own[algorithm.counter]
 
 
-def _check_observations(algorithm: Resumable, collector: Mapping[str, Any], path: str | Path) -> None:
+def _check_observations(algorithm: Resumable, collector: State, path: str | Path) -> None:
     """Raise `SettingError` unless the observations in a collector's state have the shapes of the environments' observations."""
     episodes, done = collector.get("episodes"), collector.get("open_iteration")
     found = [each["obs"] for each in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
@@ -241,7 +244,8 @@ def _optimizers(algorithm: Resumable) -> list[Optimizer] | None:
         for parameter, data, gradient in kept:
             parameter.data, parameter.grad = data, gradient
     configured = list(configured) if isinstance(configured, list | tuple) else [configured]
-    return configured if all(isinstance(each, Optimizer) for each in configured) else None
+    found = [each for each in configured if isinstance(each, Optimizer)]
+    return found if len(found) == len(configured) else None
 
 
 def _shapes(tree: object) -> object:
@@ -258,7 +262,7 @@ def stored_name(cls: type) -> str:
     return cls.__name__ if cls.__module__ == MODELS.get(cls.__name__) else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def algorithm_class(name: str, base: type) -> type:
+def algorithm_class(name: str, base: type[A]) -> type[A]:
     """Return an algorithm of this package, or an imported one, by its class name or its stored name."""
     if name in MODELS:
         return getattr(importlib.import_module("lightning_rl"), name)
@@ -270,8 +274,8 @@ def algorithm_class(name: str, base: type) -> type:
     return imported[name]
 
 
-def _subclasses(cls: type) -> list[type]:
-    children: list[type] = cls.__subclasses__()
+def _subclasses(cls: type[A]) -> list[type[A]]:
+    children: list[type[A]] = cls.__subclasses__()
     return [each for child in children for each in (child, *_subclasses(child))]
 
 
@@ -332,17 +336,19 @@ def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
     return "it is NaN or infinite in the checkpoint" if not ours.is_meta and is_finite(ours) and not is_finite(theirs) else None
 
 
-def changed_settings(stored: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> list[str]:
+def changed_settings(stored: Mapping[str, object], own: Mapping[str, object], prefix: str = "") -> list[str]:
     """Return the names of changed settings, such as `env.id`; settings that only one side has are left out."""
     changed = []
     for name in [name for name in stored if name in own and stored[name] != own[name]]:
         before, now = stored[name], own[name]
-        parts = isinstance(before, Mapping) and isinstance(now, Mapping) and "class_path" not in before
-        changed += changed_settings(before, now, f"{prefix}{name}.") if parts else [f"{prefix}{name}"]
+        if isinstance(before, Mapping) and isinstance(now, Mapping) and "class_path" not in before:
+            changed += changed_settings(before, now, f"{prefix}{name}.")
+        else:
+            changed.append(f"{prefix}{name}")
     return changed
 
 
-def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = True) -> None:
+def check_names(settings: Mapping[str, object], path: str | Path, imported: bool = True) -> None:
     """Raise `SettingError` for names that cannot be an environment or wrapper, and with `imported`, for modules that are not imported."""
     for module, name in _named(settings, path):
         package = module.partition(".")[0]
@@ -364,20 +370,20 @@ def check_names(settings: Mapping[str, Any], path: str | Path, imported: bool = 
             raise SettingError(f"{shown(path)} names {shorten(player, 60)} as an opponent, which is part of a library: do not trust it")
 
 
-def _scripted_players(settings: Mapping[str, Any]) -> list[str]:
+def _scripted_players(settings: Mapping[str, object]) -> list[str]:
     """Return the scripted opponents in settings of self-play, without random moves and runs."""
-    opponents: list[Any] = [each.get("opponents") for each in mappings(settings)]
+    opponents = [each.get("opponents") for each in mappings(settings)]
     names = [name for each in opponents if isinstance(each, list | tuple) for name in each]
     return [name for name in names if isinstance(name, str) and name != "random" and not is_address(name) and not Path(name).exists()]
 
 
-def _own_encoders(settings: Mapping[str, Any]) -> list[str]:
+def _own_encoders(settings: Mapping[str, object]) -> list[str]:
     """Return the encoders that settings name by path."""
     named = [each.get("encoder") for each in mappings(settings)]
     return [name for name in named if isinstance(name, str) and "." in name]
 
 
-def _unpackaged_path(settings: Mapping[str, Any]) -> str | None:
+def _unpackaged_path(settings: Mapping[str, object]) -> str | None:
     """Return the id of the environment if it is a path outside PettingZoo's packages."""
     env = settings.get("env")
     env_id = env.get("id") if isinstance(env, Mapping) else env
@@ -416,23 +422,27 @@ def check_environment(env: object, numbers: int, path: str | Path) -> None:
             raise SettingError(f"{shown(path)} holds env.{name} {frames}, but its observations have {numbers} numbers")
 
 
-def foreign_modules(settings: Mapping[str, Any], path: str | Path) -> list[str]:
+def foreign_modules(settings: Mapping[str, object], path: str | Path) -> list[str]:
     """Return the modules of other packages that settings name."""
     return [module for module, _ in _named(settings, path) if module.partition(".")[0] not in TRUSTED_PACKAGES]
 
 
-def _named(settings: Mapping[str, Any], path: str | Path) -> Iterator[tuple[str, str]]:
+def _named(settings: Mapping[str, object], path: str | Path) -> Iterator[tuple[str, str]]:
     """Yield module and name of everything that settings import."""
     env = settings.get("env")
     env = {"id": env or ""} if env is None or isinstance(env, str) else env
-    wrappers = (env.get("wrappers") or []) if isinstance(env, Mapping) and isinstance(env.get("id"), str) else None
-    if not isinstance(wrappers, list | tuple) or not all(isinstance(each, Mapping | str) for each in wrappers):
+    env_id, wrappers = (env.get("id"), env.get("wrappers") or []) if isinstance(env, Mapping) else (None, None)
+    if (
+        not isinstance(env_id, str)
+        or not isinstance(wrappers, list | tuple)
+        or not all(isinstance(each, Mapping | str) for each in wrappers)
+    ):
         raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: its env is not an environment")
-    module, colon, name = env["id"].rpartition(":")
+    module, colon, name = env_id.rpartition(":")
     if colon:
         yield module, name
-    elif is_path(env["id"]) and not is_packaged(env["id"]):
-        yield env["id"].rpartition(".")[0], ""
+    elif is_path(env_id) and not is_packaged(env_id):
+        yield env_id.rpartition(".")[0], ""
     paths: list[object] = [each for each in wrappers if isinstance(each, str)]
     paths += [each[key] for each in mappings(settings) for key in ("class_path", "_instantiator") if key in each]
     paths += _own_encoders(settings)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from lightning_rl.data.dataset import OfflineDataset
+from lightning_rl.data.dataset import OfflineDataset, SampledDataset
 from lightning_rl.data.demonstrations import NoCollector
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.demonstrations.dataset import summarize
@@ -18,7 +18,7 @@ from lightning_rl.training.settings import ReplayFields
 class OfflineFields(ReplayFields):
     """Learn from a dataset only, for `max_updates` updates, or with `online` also from the environment's steps."""
 
-    dataset: str | None = None  # during a run, the experience itself
+    dataset: str | None = None  # type: ignore[assignment]  # during a run, the experience itself
     """Name of the dataset, such as `pendulum/medium-v0`; in Python also a list of demonstrations."""
     max_updates: Annotated[int, Range(1, 2**53)] = 1_000_000
     """Length of a run without `online`; schedules, rows of metrics, evaluations and checkpoints follow the count of updates."""
@@ -33,7 +33,7 @@ class OfflineFields(ReplayFields):
 
     counter = "updates"
 
-    def __post_init__(self: Any) -> None:
+    def __post_init__(self) -> None:
         self.source = self.dataset
         if self.online:
             self.counter = "env_steps"
@@ -43,28 +43,29 @@ class OfflineFields(ReplayFields):
             self.replay = replace(self.replay, demonstrations=self.source)
 
     @property
-    def num_envs(self: Any) -> int:
+    def num_envs(self) -> int:
         """Return 1 if no environment is stepped."""
-        return super().num_envs if self.online else 1  # type: ignore[misc]
+        return super().num_envs if self.online else 1
 
     @property
-    def planned_updates(self: Any) -> int:
+    def planned_updates(self) -> int:
         return super().planned_updates if self.online else self.max_updates
 
-    def experience(self: Any) -> Any:
+    def experience(self) -> SampledDataset:
         """Return batches of the dataset, or with `online` iterations that alternate acting and learning."""
         return super().experience() if self.online else make_offline(self)
 
-    def warm_up(self: Any) -> None:
+    def warm_up(self) -> None:
         """Collect the statistics of the dataset's observations, unless they were loaded with another run's weights."""
         if self.source is None:
-            super().warm_up()  # type: ignore[misc]
+            super().warm_up()
         elif self.normalize_obs != "off" and self.network.normalizer.is_new:
-            for obs in self.dataset.observations():
+            data: Any = self.dataset
+            for obs in data.observations():
                 self.network.normalizer.update(obs)
 
 
-def check_offline(algorithm: Any) -> None:
+def check_offline(algorithm: OfflineFields) -> None:
     """Raise `SettingError` for settings that need steps of the environment without `online`, and for two datasets."""
     if algorithm.online:
         if algorithm.source is not None and algorithm.replay.demonstrations is not None:
@@ -80,7 +81,7 @@ def check_offline(algorithm: Any) -> None:
             raise SettingError(f"reward_signals.{name} needs online, which steps the environment; leave it out")
 
 
-def make_offline(algorithm: Any) -> OfflineDataset:
+def make_offline(algorithm: OfflineFields) -> OfflineDataset:
     """Return batches of the transitions of a dataset.
 
     Raises:
@@ -95,6 +96,6 @@ def make_offline(algorithm: Any) -> OfflineDataset:
     if not buffer.ready:
         raise SettingError(f"dataset: {summarize(episodes)}, of which nothing can be sampled; its episodes are too short")
     algorithm.say(f"dataset: {summarize(episodes)}")
-    nowhere: Any = NoCollector(algorithm.spaces.observation)
+    nowhere = NoCollector(algorithm.spaces.observation)
     signals = dict(algorithm.reward_signals.items())
     return OfflineDataset(nowhere, buffer, signals, settings, algorithm.device, *lengths)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import torch
+from gymnasium.spaces import Space
 
 from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
 from lightning_rl.data.replay.hindsight import GoalReward, make_goal_reward
@@ -23,7 +26,26 @@ from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import SettingError
 from lightning_rl.training.experience import Learner, make_actor_pool, make_collector, planned_iterations, read_demonstrations
-from lightning_rl.types import tree_index, tree_map, tree_to_numpy
+from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
+
+
+class ReplayingLearner(Learner, Protocol):
+    """An algorithm with the settings of a replay buffer."""
+
+    replay_settings: ReplaySettings
+    replay: ReplayConfig
+
+
+class RowForm(TypedDict):
+    """The arguments of `ReplayBuffer` that describe rows, and their rewards for other goals."""
+
+    space: Space
+    action: Tree
+    n_steps: int
+    action_mask: Tree
+    frames: int
+    sequences: Sequences | None
+    goal_reward: GoalReward | None
 
 
 def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
@@ -64,28 +86,34 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     """
     rows = rows_of(algorithm, settings, config)
     node = algorithm.world_size // algorithm.trainer.num_nodes if algorithm.has_trainer else 1
-    memory = () if settings.memory is None else rows["sequences"].memory
+    memory = () if rows["sequences"] is None else rows["sequences"].memory
     algorithm.say(describe_memory(algorithm.spaces, rows["action"], settings.buffer_size, config, node, rows["frames"], memory))
     seed = torch.initial_seed() + algorithm.global_rank
-    own = {**rows, "capacity": settings.buffer_size, "num_envs": algorithm.num_envs, "config": config, "seed": seed}
+    make = partial(ReplayBuffer, **rows, capacity=settings.buffer_size, num_envs=algorithm.num_envs, config=config, seed=seed)
     if config.demonstration_share is not None:
-        return make_mixed_buffer(algorithm, settings.batch_size, config, rows, own)
-    buffer = ReplayBuffer(**own)
+        return make_mixed_buffer(algorithm, settings.batch_size, config, rows, make)
+    buffer = make()
     if not saved:
         fill_first(algorithm, buffer, read_demonstrations(algorithm, "replay.demonstrations", config.demonstrations))
     return buffer
 
 
-def rows_of(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig) -> dict[str, Any]:
-    """Return the arguments of `ReplayBuffer` that describe rows, and their rewards for other goals."""
+def rows_of(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig) -> RowForm:
+    """Return the form of an algorithm's rows, with actions and memory as its network samples them."""
     spaces, distribution = algorithm.spaces, algorithm.network.distribution
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
     action = tree_index(tree_to_numpy(distribution.random(x)), 0)
     memory = tree_to_numpy(tree_index(algorithm.network.initial_memory(1), 0))
     sequences = None if settings.memory is None else Sequences(settings.memory.burn_in, settings.memory.sequence_length, memory)
-    rows = {"space": spaces.observation, "action": action, "n_steps": settings.n_steps, "action_mask": spaces.masks()}
-    goal_reward = None if config.relabel is None else find_goal_reward(algorithm, settings)
-    return {**rows, "frames": count_stacked_frames(algorithm.env), "sequences": sequences, "goal_reward": goal_reward}
+    return {
+        "space": spaces.observation,
+        "action": action,
+        "n_steps": settings.n_steps,
+        "action_mask": spaces.masks(),
+        "goal_reward": None if config.relabel is None else find_goal_reward(algorithm, settings),
+        "frames": count_stacked_frames(algorithm.env),
+        "sequences": sequences,
+    }
 
 
 def find_goal_reward(algorithm: Learner, settings: ReplaySettings) -> GoalReward:
@@ -114,15 +142,17 @@ def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstr
     algorithm.say(f"demonstrations: {summarize(episodes)}; they fill the replay buffer first")
 
 
-def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig, rows: dict[str, Any], own: dict[str, Any]) -> ReplayBuffer:
+def make_mixed_buffer(
+    algorithm: Learner, batch_size: int, config: ReplayConfig, rows: RowForm, make: Callable[..., ReplayBuffer]
+) -> ReplayBuffer:
     """Make a buffer that samples a share of each batch from demonstrations, which are never dropped, and report it.
 
     Args:
         algorithm: the algorithm whose experience it stores.
         batch_size: rows of a batch.
         config: how rows are stored and sampled.
-        rows: arguments of `ReplayBuffer` for both buffers.
-        own: arguments of the buffer of experience.
+        rows: the form of the rows of both buffers.
+        make: makes the buffer of experience.
 
     Raises:
         SettingError: there are no demonstrations; or a batch contains none of them, only them, or more than there are.
@@ -133,7 +163,7 @@ def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig,
         raise SettingError(f"replay.demonstration_share {config.demonstration_share:g} needs demonstrations: name replay.demonstrations")
     sequences = rows["sequences"]
     demonstrations = make_full_buffer(algorithm, episodes, rows, replace(config, prioritized=False))
-    buffer = ReplayBuffer(**own, demonstrations=demonstrations, share=config.demonstration_share)
+    buffer = make(demonstrations=demonstrations, share=config.demonstration_share)
     drawn = buffer.demonstration_rows(batch_size)
     what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
     needed = 1 if config.replace else drawn // length
@@ -144,8 +174,8 @@ def make_mixed_buffer(algorithm: Learner, batch_size: int, config: ReplayConfig,
     return buffer
 
 
-def make_full_buffer(algorithm: Learner, episodes: list[Demonstration], rows: dict[str, Any], config: ReplayConfig) -> ReplayBuffer:
-    """Make a buffer that is full of demonstrations; `rows` are arguments of `ReplayBuffer`."""
+def make_full_buffer(algorithm: Learner, episodes: list[Demonstration], rows: RowForm, config: ReplayConfig) -> ReplayBuffer:
+    """Make a buffer that is full of demonstrations."""
     least = rows["n_steps"] + 1 if rows["sequences"] is None else rows["sequences"].slots(rows["n_steps"])
     capacity = max(least, sum(len(each.reward) for each in episodes))
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
@@ -160,7 +190,7 @@ def write(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration
     buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
 
 
-def saved_buffer(algorithm: Learner) -> tuple[dict[str, Any], int] | None:
+def saved_buffer(algorithm: Learner) -> tuple[State, int] | None:
     """Return the manifest of this rank's replay buffer in a checkpoint, and the rank that saved it.
 
     That may be another rank if their number has changed. Return None if there is no buffer, or it has another number of environments.
@@ -178,13 +208,14 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
     if (saved := saved_buffer(algorithm)) is not None:
         manifest, number = saved
         folder = Path(str(algorithm.trainer.ckpt_path)).parent / "last.ckpt.d" / f"rank{number}" / algorithm.behavior
+        assert isinstance(algorithm.dataset, ReplayDataset)
         algorithm.dataset.load_buffer(manifest, folder)
         if not continues:
             algorithm.dataset.buffer.cut()
             algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one
 
 
-def stored_episodes(algorithm: Any, checkpoint: Mapping[str, Any], folder: Path) -> list[Demonstration]:
+def stored_episodes(algorithm: ReplayingLearner, checkpoint: Checkpoint, folder: Path) -> list[Demonstration]:
     """Return all steps in the replay buffer of a checkpoint, rank by rank and environment by environment, oldest first.
 
     Steps that a full buffer has dropped are missing; episodes in progress count as truncated.

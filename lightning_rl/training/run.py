@@ -5,24 +5,28 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytorch_lightning as pl
 import torch
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.iteration import EndIteration, EndRun, user_callbacks
-from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.callbacks.protocols import Env, callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop
-from lightning_rl.checkpoints.archive import to_arrays, to_plain
+from lightning_rl.checkpoints.archive import Checkpoint, to_arrays, to_plain
+from lightning_rl.config_files import Plain
+from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.collector import RunCollector
-from lightning_rl.data.episodes import Finished
+from lightning_rl.data.episodes import EpisodeStatistics, Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import changed_task
 from lightning_rl.errors import SettingError, printable, short_number
+from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
 from lightning_rl.training.hooks import HookedModule, has_kind
@@ -43,8 +47,13 @@ class Run(HookedModule):
     COUNTS = ("env_steps", "updates", "episodes")
     format_version = 1
     """Version of its checkpoint format."""
+    env: Env | None
     spaces: Spaces
     """Observation and action space of one environment."""
+    if TYPE_CHECKING:
+
+        @property
+        def network(self) -> PolicyNetwork | BehaviorPolicies: ...
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +62,7 @@ class Run(HookedModule):
         self.progress, self.began_at = 0.0, 0
         """Progress at the start of the current iteration, as a fraction of the run's length and as a count."""
         self.dataset: ExperienceDataset | None = None
-        self.ranks: list[dict[str, Any]] = []
+        self.ranks: list[State] = []
         """The state of each rank in a checkpoint that is being resumed."""
         self.notices: list[str] = []
         """Lines for the user from this rank that have not been printed yet."""
@@ -113,7 +122,7 @@ class Run(HookedModule):
         """Return the callbacks that learning needs; a user's callback of the same class replaces one."""
         return []
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Plain:
         """Return the plain data with which a checkpoint can rebuild this module."""
         raise NotImplementedError
 
@@ -170,7 +179,8 @@ class Run(HookedModule):
     def finished_episodes(self) -> dict[str, list[Finished]]:
         """Return this rank's episodes that ended in the newest iteration, by behavior."""
         assert self.collector is not None
-        statistics: Any = self.collector.statistics
+        statistics = self.collector.statistics
+        assert isinstance(statistics, EpisodeStatistics)
         return {"": statistics.finished}
 
     def in_short(self) -> str:
@@ -202,8 +212,7 @@ class Run(HookedModule):
         return self.trainer.world_size if self.has_trainer else 1
 
     def _callbacks_with(self, method: str) -> list[Any]:
-        trainer: Any = self.trainer
-        return [callback for callback in trainer.callbacks if hasattr(callback, method)]
+        return [callback for callback in callbacks_of(self.trainer, object) if hasattr(callback, method)]
 
     # ---------------------------------------------------------------- Lightning's hooks, in their order
 
@@ -229,7 +238,7 @@ class Run(HookedModule):
         Raises:
             SettingError: the Trainer needs more iterations than the run has, or a checkpoint cannot be resumed.
         """
-        trainer: Any = self.trainer
+        trainer = self.trainer
         assert self.dataset is not None and self.collector is not None
         least = max(trainer.min_steps or 0, (trainer.min_epochs or 0) * trainer.num_training_batches)
         if least > self.dataset.iterations:
@@ -329,8 +338,13 @@ class Run(HookedModule):
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: Any, map_location: Any = "cpu", hparams_file: None = None, strict: bool = True, **overrides: Any
-    ) -> Any:
+        cls,
+        checkpoint_path: str | Path,
+        map_location: str | torch.device = "cpu",
+        hparams_file: None = None,
+        strict: bool = True,
+        **overrides: object,
+    ) -> Self:
         """Load the algorithm of a checkpoint, from only the file; `overrides` are settings that replace the stored ones.
 
         Lightning's `weights_only` has no effect: our checkpoints contain only plain data.
@@ -342,13 +356,13 @@ class Run(HookedModule):
         overrides.pop("weights_only", None)
         return load(checkpoint_path, cls, Run, map_location, **overrides)
 
-    def save_run(self, checkpoint: dict[str, Any]) -> None:
+    def save_run(self, checkpoint: Checkpoint) -> None:
         """Add our entries to Lightning's in a checkpoint."""
         counts = {name: getattr(self, name) for name in self.COUNTS}
         ranks = self._states_of_ranks() if self.saves_run and self.dataset is not None else []
         checkpoint["lightning_rl"] = {"format_version": self.format_version, **self.describe(), **counts, "ranks": ranks}
 
-    def load_run(self, checkpoint: dict[str, Any]) -> None:
+    def load_run(self, checkpoint: Checkpoint) -> None:
         """Load the checkpoint's counts; a Trainer that resumes its run also restores everything else when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
@@ -356,7 +370,7 @@ class Run(HookedModule):
         stored = checkpoint.get("hyper_parameters", {}).get("env")
         self.changed_task = changed_task(stored, self.hparams.get("env")) if self.has_trainer else []
 
-    def _states_of_ranks(self) -> list[Any]:
+    def _states_of_ranks(self) -> list[State]:
         """Return the states of all ranks as plain data, on every rank."""
         assert self.dataset is not None
         run = {"num_envs": self.dataset.collector.num_envs, "data": self.dataset.get_state(), "log": self.log_rows.get_state()}

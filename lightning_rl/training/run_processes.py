@@ -22,6 +22,7 @@ from lightning_rl.callbacks.progress import describe_progress
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import StopOnSignal
 from lightning_rl.checkpoints.atomic import locked
+from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import Child, error_line
 from lightning_rl.startup import start_fork_server
@@ -79,7 +80,7 @@ class RunPlan:
     imports: tuple[str, ...]
     log: Path
     width: int | None = None
-    settings: dict[str, Any] | None = None
+    settings: Plain | None = None
 
     @property
     def fit_options(self) -> list[str]:

@@ -1,25 +1,55 @@
 """Settings that several algorithms share, as groups of dataclass fields."""
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from torch.optim import Adam, Optimizer
 
-from lightning_rl.data.dataset import ReplaySettings
+from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.checkpoints.archive import Checkpoint
+from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, SampledDataset
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SDE
 from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
+from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.rewards import SignalSettings
 from lightning_rl.schedules import ScheduleSetting, piecewise
 from lightning_rl.spaces import JOINT
 from lightning_rl.training.arguments import Range
+from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.side_learners import CloningConfig
+
+if TYPE_CHECKING:
+
+    class AlgorithmPart(LearningRun):
+        """What groups of settings use of the algorithm that they are part of."""
+
+        net_arch: list[int] | None
+        n_steps: int
+
+        def __post_init__(self) -> None: ...
+        def replay_experience(
+            self, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None
+        ) -> ReplayDataset: ...
+        @property
+        def network_settings(self) -> dict[str, Any]: ...
+        @property
+        def critic_settings(self) -> dict[str, Any]: ...
+
+    class ExploringPart(AlgorithmPart):
+        network: QNetwork
+
+    class ActorCriticPart(AlgorithmPart):
+        network: ActorCritic
+
+else:
+    AlgorithmPart = ExploringPart = ActorCriticPart = object
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ReplayFields:
+class ReplayFields(AlgorithmPart):
     """Settings of acting, learning and the replay buffer."""
 
     buffer_size: Annotated[int, Range(1)] = 1_000_000
@@ -41,24 +71,24 @@ class ReplayFields:
     replay: ReplayConfig = ReplayConfig()
     """Storage and sampling of transitions; see `ReplayConfig`."""
 
-    def __post_init__(self: Any) -> None:
-        super().__post_init__()  # type: ignore[misc]  # of the algorithm
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.replay = as_settings("replay", ReplayConfig, self.replay)
         names = [each.name for each in fields(ReplayFields) if each.name != "replay"]
         self.replay_settings = ReplaySettings(**{name: getattr(self, name) for name in names}, memory=self.memory)
 
     @property
-    def planned_updates(self: Any) -> int:
+    def planned_updates(self) -> int:
         steps = max(0, self.max_env_steps - self.learning_starts)
         return int(steps if self.gradient_steps == -1 else steps // self.train_freq * self.gradient_steps)
 
-    def experience(self: Any) -> Any:
+    def experience(self) -> SampledDataset:
         """Return iterations that alternate acting and learning, from the replay buffer."""
         return self.replay_experience(self.replay_settings, self.replay)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class CriticFields:
+class CriticFields(AlgorithmPart):
     """Settings of the critics of an off-policy actor-critic algorithm, and of all hidden layers."""
 
     activation: str = "relu"
@@ -85,28 +115,28 @@ class CriticFields:
     actor_layers: Layers = "plain"
     """Hidden layers of the policy."""
 
-    def __post_init__(self: Any) -> None:
+    def __post_init__(self) -> None:
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
-        super().__post_init__()  # type: ignore[misc]  # of the algorithm
+        super().__post_init__()
         for width in self.critic_net_arch or ():
             check_range("critic_net_arch", width, 1, whole=True)
 
     @property
-    def critic_settings(self: Any) -> dict[str, Any]:
+    def critic_settings(self) -> dict[str, Any]:
         """Return the settings of a critic, with its own hidden layers."""
         arch = self.net_arch if self.critic_net_arch is None else self.critic_net_arch
-        settings = super().critic_settings  # type: ignore[misc]  # of the algorithm
+        settings = super().critic_settings
         return {**settings, "net_arch": arch, "layers": self.critic_layers, "dropout": self.critic_dropout}
 
 
-def ensemble_settings(algorithm: Any) -> dict[str, Any]:
+def ensemble_settings(algorithm: CriticFields) -> dict[str, Any]:
     """Return the settings of an algorithm's ensemble of critics: their number, and the estimate from their values."""
     names = {"ensemble": "n_critics", "subset": "critic_subset", "quantiles": "n_quantiles", "dropped": "drop_quantiles"}
     return algorithm.critic_settings | {name: getattr(algorithm, setting) for name, setting in names.items()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ExplorationFields:
+class ExplorationFields(ExploringPart):
     """Settings of ε-greedy exploration; ε falls during the run, and a loaded run has the ε of its step."""
 
     exploration_fraction: Annotated[float, Range(0, 1)] = 0.1
@@ -120,12 +150,12 @@ class ExplorationFields:
         """Return ε, the share of random actions; `progress` goes from 0 to 1."""
         return piecewise([[0, self.exploration_initial_eps], [self.exploration_fraction, self.exploration_final_eps]])(progress)
 
-    def schedule(self: Any, progress: float) -> None:
-        super().schedule(progress)  # type: ignore[misc]  # of the algorithm
+    def schedule(self, progress: float) -> None:
+        super().schedule(progress)
         self.network.distribution.epsilon = self.exploration(progress)
 
-    def load_run(self: Any, checkpoint: dict[str, Any]) -> None:
-        super().load_run(checkpoint)  # type: ignore[misc]
+    def load_run(self, checkpoint: Checkpoint) -> None:
+        super().load_run(checkpoint)
         self.network.distribution.epsilon = self.exploration(min(1.0, self.env_steps / self.max_env_steps))
 
 
@@ -143,7 +173,7 @@ class StateDependentFields:
     """With use_sde: a separate σ of each feature for each action dimension."""
 
 
-def sde_settings(algorithm: Any, steps: int, learn_features: bool) -> SDE | None:
+def sde_settings(algorithm: StateDependentFields, steps: int, learn_features: bool) -> SDE | None:
     """Return the settings of state-dependent exploration; None if it is off.
 
     Args:
@@ -166,7 +196,7 @@ def sde_settings(algorithm: Any, steps: int, learn_features: bool) -> SDE | None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ActorCriticFields(StateDependentFields):
+class ActorCriticFields(StateDependentFields, ActorCriticPart):
     """Settings of losses and network of the actor-critic family."""
 
     ent_coef: ScheduleSetting = 0.0
@@ -200,12 +230,12 @@ def actor_settings(algorithm: Any) -> dict[str, Any]:
     return {**algorithm.network_settings, **own, "sde": sde, "log_std_init": algorithm.log_std_init}
 
 
-def make_actor_critic(algorithm: Any) -> ActorCritic:
+def make_actor_critic(algorithm: ActorCriticFields) -> ActorCritic:
     """Build the network of an algorithm with `ActorCriticFields`."""
     return ActorCritic(algorithm.spaces, **actor_critic_settings(algorithm))
 
 
-def actor_critic_settings(algorithm: Any) -> dict[str, Any]:
+def actor_critic_settings(algorithm: ActorCriticFields) -> dict[str, Any]:
     """Return the settings of an actor-critic network."""
     names = ("share_encoder", "action_dist", "log_std_init", "ortho_init", "value_transform", "value_support")
     own = {name: getattr(algorithm, name) for name in names}
@@ -231,7 +261,7 @@ class NoRewardFields:
     behavioral_cloning: CloningConfig | None = field(init=False, default=None)
 
 
-def end_burn_in(algorithm: Any, optimizer: Optimizer) -> None:
+def end_burn_in(algorithm: ActorCriticFields, optimizer: Optimizer) -> None:
     """Reset Adam after an iteration in which the burn-in of the value function ends.
 
     Adam corrects the bias of its moments by one step count for all parameters (Kingma and Ba 2015, alg. 1). The policy's moments were 0

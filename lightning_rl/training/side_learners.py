@@ -19,6 +19,7 @@ from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.optimization import parameters_in
+from lightning_rl.rewards.signal import LearnedSignal, RewardSignal
 from lightning_rl.training.experience import Learner, demonstrated_rows, demonstration_draws, show_demonstrations
 from lightning_rl.types import Experience, State, Tree
 
@@ -35,7 +36,7 @@ class SideLearner:
     def begin(self, algorithm: Learner) -> None:
         """Prepare for a run, whose dataset is built."""
 
-    def end_update(self, algorithm: Learner, batch: Any) -> None:
+    def end_update(self, algorithm: Learner, batch: object) -> None:
         """Learn after an update of the algorithm from a batch."""
 
     def end_iteration(self, algorithm: Learner) -> None:
@@ -61,9 +62,9 @@ class SignalLearner(SideLearner):
             itself.
     """
 
-    def __init__(self, signals: dict[str, Any], steps_per_update: float | None) -> None:
+    def __init__(self, signals: Mapping[str, RewardSignal], steps_per_update: float | None) -> None:
         self.all, self.steps_per_update = signals, steps_per_update
-        self.learning = {name: signal for name, signal in signals.items() if hasattr(signal, "learning_rate")}
+        self.learning = {name: signal for name, signal in signals.items() if isinstance(signal, LearnedSignal)}
         self.learns, self.updates = bool(self.learning), 0
         if steps_per_update is not None and not self.learns:
             raise SettingError("reward_signal_steps_per_update: no reward signal learns; name curiosity, rnd or gail in reward_signals")
@@ -84,9 +85,9 @@ class SignalLearner(SideLearner):
         if not self.learns:
             return
         dataset, due = algorithm.dataset, self._due(algorithm)
-        replays = isinstance(dataset, ReplayDataset)
-        for k in range(due if replays else min(due, 1)):
-            self._learn(algorithm, dataset.sample().experience if k and replays else batch.experience)
+        replayed = dataset if isinstance(dataset, ReplayDataset) else None
+        for k in range(min(due, 1) if replayed is None else due):
+            self._learn(algorithm, batch.experience if replayed is None or not k else replayed.sample().experience)
             self.updates += 1
 
     def _due(self, algorithm: Learner) -> int:
@@ -208,7 +209,7 @@ class CloningConfig:
                 check_range(f"behavioral_cloning.{name}", getattr(self, name), least, whole=True)
 
 
-def make_cloning(setting: CloningConfig | Mapping[str, Any] | None) -> SideLearner:
+def make_cloning(setting: CloningConfig | Mapping[str, object] | None) -> SideLearner:
     """Make the side learner of a setting; None makes one that learns nothing.
 
     Raises:
@@ -255,7 +256,7 @@ class Cloning(SideLearner):
         one = wanted is None and self.replays
         self.minibatches = passes * (1 if one else max(1, sequences // (self.draws.num_sequences * self.draws.ranks)))
 
-    def end_update(self, algorithm: Learner, batch: Any) -> None:
+    def end_update(self, algorithm: Learner, batch: object) -> None:
         if self.replays:
             self._learn(algorithm)
 

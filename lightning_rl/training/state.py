@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import time
-from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 
-from lightning_rl.loggers import log_row
+from lightning_rl.loggers import Counted, log_row
 from lightning_rl.types import State
 
 
@@ -38,7 +38,7 @@ class RunLog:
         """Return whether a row is due."""
         return self.keeps and count - self.logged_env_steps >= self.interval
 
-    def write(self, trainer: Any, run: Any, metrics: dict[str, float]) -> None:
+    def write(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
         """Write one row: the given metrics and time metrics."""
         now, count, row = time.monotonic(), run.count, dict(metrics)
         row["time/fps"] = (count - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
@@ -59,7 +59,7 @@ class RunLog:
         self.started, self.logged_at = now - state["elapsed"], now - state.get("since_row", 0.0)  # 0.1.0 did not store it
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> State:
     """Return the state of this process's global random generators."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}

@@ -25,6 +25,7 @@ from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import StopOnSignal, end_program, why_stopped
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
+from lightning_rl.config_files import Plain
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as_settings, check_flag, check_path, check_range, printable
@@ -80,7 +81,7 @@ class Trainer(EvaluatingTrainer):
         log_every_n_steps: iterations between rows that other code logs through Lightning; ours follow the algorithm's `log_interval`.
     """
 
-    config: dict[str, Any]
+    config: Plain
     imports: list[str]
     """Modules that the command line imported, which `evaluate` needs too."""
     callbacks: list[pl.Callback]
@@ -162,7 +163,7 @@ class Trainer(EvaluatingTrainer):
         self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
         self.run_folder: Path | None = None
         """Folder of the last run; None before the first run, and for a run without files."""
-        self.settings: dict[str, Any] | None = None
+        self.settings: Plain | None = None
         """Contents of the run's `config.yaml`."""
         self.seed: int | None = None
         """Seed of the run."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 
@@ -35,7 +34,7 @@ REFUSED_FLAGS = {
 """Flags of Lightning's Trainer that have no effect here: their neutral values, the reason, and the setting to use instead."""
 
 
-def check_flags(flags: Mapping[str, Any], own: Iterable[str]) -> None:
+def check_flags(flags: Mapping[str, object], own: Iterable[str]) -> None:
     """Raise `SettingError` for flags that are unknown, have no effect here, or are set by environment variables.
 
     Args:
@@ -75,7 +74,7 @@ def check_run_name(name: str | None) -> None:
         raise SettingError(f"trainer.run_name {name!r}: the suffix {REPLACED} is for runs that --force replaces; choose another name")
 
 
-def check_callbacks(callbacks: Iterable[Any]) -> None:
+def check_callbacks(callbacks: Iterable[object]) -> None:
     """Raise `SettingError` for a function or a class among callbacks. Callbacks of the package `lightning` are not `pl.Callback` either."""
     for each in callbacks:
         if isinstance(each, type) or not hasattr(each, "on_train_start"):
@@ -84,7 +83,7 @@ def check_callbacks(callbacks: Iterable[Any]) -> None:
             raise SettingError(f"trainer.callbacks: {name} is not a callback; {instead}")
 
 
-def check_loggers(loggers: Any) -> None:
+def check_loggers(loggers: object) -> None:
     """Raise `SettingError` unless this is true, false, a logger, or a list of loggers."""
     for each in loggers if isinstance(loggers, list | tuple) else [loggers]:
         if each is not None and not isinstance(each, bool) and not hasattr(each, "log_metrics"):
