@@ -13,7 +13,6 @@ from lightning_rl.schedules import linear
 from lightning_rl.setting_names import settings_of_model
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.tuning.search_space import FOLDER, find_space, read_space
-from tests.fitting import tiny
 
 
 def space_of(text, folder):
@@ -161,12 +160,21 @@ def test_a_packaged_space_varies_settings_of_its_algorithm(name):
         check_option(f"--{each.path}", algorithm.__name__, settings_of_model(algorithm.__name__))
 
 
-@pytest.mark.slow
+BOX, DATASET = "--model.env.id=Pendulum-v1", "--model.dataset=pendulum/expert-v0"
+GIVEN = {
+    **dict.fromkeys(("TQC", "TD3"), (BOX,)),
+    **dict.fromkeys(("IQL", "CQL", "TD3BC", "AWAC", "BehavioralCloning"), (BOX, DATASET)),
+    "DAgger": ["--model.env.id=CartPole-v1", "--model.teacher=tests/sharing/sb3/ppo-CartPole-v1.zip"],
+    "POCA": ["--model.env={id: tests.agents.Crew, kwargs: {env_id: CartPole-v1}}"],
+}
+"""What some algorithms need."""
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_all_values_of_a_packaged_space_are_permitted(name):
-    algorithm = algorithm_class(name, Algorithm)
-    env = tiny(algorithm).hparams["env"]
-    base = ["--model", name, f"--model.env={env}", "--model.env.num_envs=8", "--trainer.accelerator=cpu"]
-    space = read_space(find_space(None, algorithm))
+    given = GIVEN.get(name, ["--model.env.id=CartPole-v1"])
+    space = read_space(find_space(None, algorithm_class(name, Algorithm)))
     for number in range(max(len(each.samples()) for each in space.dimensions)):
-        check([*base, *(each.option(each.samples()[number % len(each.samples())]) for each in space.dimensions)], [])
+        values = [each.option(each.samples()[number % len(each.samples())]) for each in space.dimensions]
+        check(["--model", name, *given, "--model.env.num_envs=8", "--trainer.accelerator=cpu", *values], [])
