@@ -78,7 +78,8 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
             config.set(f"model.{name}", scheduled, theirs.DIFFERENT.get(name, "") if scheduled is not None else "")
     for name in theirs.SAME[algorithm]:
         if name in settings:
-            config.set(f"model.{'replay.' if name == 'optimize_memory_usage' else ''}{name}", settings.take(name))
+            value = settings.integer(name, 1) if name == "n_steps" else settings.take(name)
+            config.set(f"model.{'replay.' if name == 'optimize_memory_usage' else ''}{name}", value)
     theirs.set_policy(config, settings, algorithm)
     theirs.set_exploration(config, settings, algorithm, config.settings.get("model.n_steps", 5) if between is None else between)
     set_normalization(config, settings)

@@ -273,6 +273,11 @@ def test_the_optimizer_of_a2c_is_read_from_policy_kwargs(convert):
     assert remark(text, "rms_prop_eps") == "outside the square root; inside it there"
 
 
+def test_a_rollout_that_is_no_number_is_refused_where_exploration_needs_it(convert):
+    with pytest.raises(SettingError, match="CartPole-v1.n_steps must be an integer >= 1, got 'many'"):
+        convert("{use_sde: true, sde_sample_freq: 4, n_steps: many}", "a2c")
+
+
 def test_atari_games_share_a_section():
     text = imported("ppo", "ALE/Pong-v5")
     given = settings(text)
