@@ -196,6 +196,9 @@ def set_atari(config: Config, settings: Plain) -> None:
     if settings.get("clip_reward", True):
         config.set("model.clip_reward", 1)
     config.note("AtariWrapper is env.atari here: a lost life does not end an episode, and FIRE is not pressed at its beginning")
+    for name, value in settings.items():
+        if name not in ("clip_reward", "terminal_on_life_loss"):
+            config.note(f"AtariWrapper.{name} {value} dropped: not a setting of env.atari")
 
 
 def set_minibatches(config: Config, settings: Settings, num_envs: int) -> None:
@@ -274,4 +277,5 @@ def set_normalization(config: Config, settings: Settings) -> None:
         config.set("model.normalize_reward", True)
     for name, value in chosen.items():
         if name not in ("gamma", "training"):
-            config.note(f"normalize.{name} {value} dropped: normalized values are clipped at 10 here")
+            reason = "normalized values are clipped at 10 here" if "clip" in str(name) else f"not a setting of {config.algorithm}"
+            config.note(f"normalize.{name} {value} dropped: {reason}")

@@ -158,9 +158,10 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
         name = str(inner.take("activation_fn")).rpartition(".")[2]
         check_choice(inner.place("activation_fn"), name, ACTIVATIONS)
         config.set("model.activation", ACTIVATIONS[name])
-    extractor = inner.take("features_extractor_kwargs", {})
-    if isinstance(extractor, dict) and "features_dim" in extractor:
-        config.set("model.encoder_features", extractor["features_dim"])
+    extractor = inner.mapping("features_extractor_kwargs")
+    if "features_dim" in extractor:
+        config.set("model.encoder_features", extractor.pop("features_dim"))
+    inner.values |= {f"features_extractor_kwargs.{name}": value for name, value in extractor.items()}
     explores = algorithm in EXPLORING and settings.values.get("use_sde")
     if algorithm in ON_POLICY:
         if "log_std_init" in inner:
@@ -169,7 +170,9 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
             config.set("model.share_encoder", False)
         if algorithm == "a2c" and "RMSprop" in str(inner.values.get("optimizer_class")):
             remark = "outside the square root; inside it there" if "TF" in inner.take("optimizer_class") else ""
-            config.set("model.rms_prop_eps", inner.mapping("optimizer_kwargs").get("eps", 1e-5), remark)
+            optimizer = inner.mapping("optimizer_kwargs")
+            config.set("model.rms_prop_eps", optimizer.pop("eps", 1e-5), remark)
+            inner.values |= {f"optimizer_kwargs.{name}": value for name, value in optimizer.items()}
         if inner.take("ortho_init") is False:
             config.set("model.ortho_init", False)
     else:

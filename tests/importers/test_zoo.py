@@ -273,8 +273,30 @@ def test_the_optimizer_of_a2c_is_read_from_policy_kwargs(convert):
     assert remark(text, "rms_prop_eps") == "outside the square root; inside it there"
 
 
+def test_arguments_inside_other_settings_that_are_not_used_are_reported(convert):
+    extractor = "features_extractor_kwargs=dict(features_dim=64, cnn_output_dim=32)"
+    text = convert(f'{{policy_kwargs: "dict({extractor})"}}', "sac")
+    assert settings(text)["encoder_features"] == 64
+    assert comments(text) == ["features_extractor_kwargs.cnn_output_dim dropped: not a setting of SAC"]
+    optimizer = "optimizer_class=RMSpropTFLike, optimizer_kwargs=dict(eps=1e-4, alpha=0.9)"
+    text = convert(f'{{policy_kwargs: "dict({optimizer})"}}', "a2c")
+    assert settings(text)["rms_prop_eps"] == 1e-4
+    assert comments(text) == ["optimizer_kwargs.alpha dropped: not a setting of A2C"]
+    text = convert("{env_wrapper: {a.AtariWrapper: {clip_reward: false, terminal_on_life_loss: false, frame_skip: 2, noop_max: 0}}}")
+    assert "clip_reward" not in settings(text)
+    assert comments(text)[1:] == [
+        "AtariWrapper.frame_skip 2 dropped: not a setting of env.atari",
+        "AtariWrapper.noop_max 0 dropped: not a setting of env.atari",
+    ]
+    text = convert("{normalize: {norm_reward: false, clip_obs: 5, epsilon: 0.1}}")
+    assert comments(text) == [
+        "normalize.clip_obs 5 dropped: normalized values are clipped at 10 here",
+        "normalize.epsilon 0.1 dropped: not a setting of PPO",
+    ]
+
+
 def test_a_rollout_that_is_no_number_is_refused_where_exploration_needs_it(convert):
-    with pytest.raises(SettingError, match="CartPole-v1.n_steps must be an integer >= 1, got 'many'"):
+    with pytest.raises(SettingError, match=r"CartPole-v1\.n_steps must be an integer >= 1, got 'many'"):
         convert("{use_sde: true, sde_sample_freq: 4, n_steps: many}", "a2c")
 
 
