@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from lightning_rl.checkpoints.atomic import SaveError, write_bytes
-from lightning_rl.errors import SettingError, check_range, printable
+from lightning_rl.errors import SettingError, check_path, check_range, printable
 from lightning_rl.reports.figures import draw_diagnostics, draw_profiles, line_styles, make_figure, new_figure, png
 from lightning_rl.reports.groups import Section, make_sections
 from lightning_rl.reports.runs import Run, find_runs
@@ -112,6 +112,7 @@ def compare(*runs: str | Path, threshold: float | None = None, diagnostics: bool
     for run in runs:
         if not isinstance(run, str | os.PathLike):
             raise SettingError(f"compare takes folders one by one, compare('runs/a', 'runs/b'), got {run!r}")
+        check_path("the folder", run)
     if not runs or any(os.fspath(run) == "" for run in runs):
         raise SettingError("'' is not a folder; name the folder of a run, or a folder of runs such as runs/PPO/CartPole-v1")
     if threshold is not None:
@@ -167,6 +168,7 @@ def links_of(run: Run, folder: Path) -> str:
 
 def check_out(file: Path) -> None:
     """Raise `SettingError` if a page cannot be written or its picture cannot be drawn."""
+    check_path("--out", file)
     if file.suffix != ".html":
         raise SettingError(f"--out {file}: name a file that ends in .html; a .png is written next to it")
     if not file.parent.is_dir():

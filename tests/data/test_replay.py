@@ -573,6 +573,13 @@ def test_settings_may_be_a_mapping_of_known_names():
         as_settings("replay", ReplayConfig, {"prioritised": True})
 
 
+@pytest.mark.parametrize(("name", "said"), [("a" * 300, "… is too long for a path"), ("a\0b", " is not a valid path: embedded null byte")])
+def test_a_folder_that_cannot_exist_is_refused(name, said):
+    with pytest.raises(SettingError) as refusal:
+        ReplayConfig(directory=name)
+    assert str(refusal.value) == f"replay.directory {name[:60]!r}{said}"
+
+
 @pytest.mark.parametrize("wrong", [{"alpha": 1.1}, {"alpha": -0.1}, {"beta": 2}, {"beta": "x"}])
 def test_exponents_are_between_0_and_1(wrong):
     with pytest.raises(SettingError, match=f"replay.{next(iter(wrong))} must be"):

@@ -112,6 +112,8 @@ def test_the_page_stands_alone_and_is_the_same_each_time(two_groups, capfd):
         ("report.txt", "report.txt is a file; name the folder of a run, or a folder of runs such as runs/PPO/CartPole-v1"),
         ("PPO --out ''", "--out '' is not a file; name one that ends in .html"),
         ("PPO --treshold 3", "did you mean --threshold?"),
+        ("a" * 300, f"the folder '{'a' * 60}'… is too long for a path"),
+        (f"PPO --out {'a' * 300}.html", f"--out '{'a' * 60}'… is too long for a path"),
     ],
 )
 def test_wrong_input_is_reported_in_one_line(arguments, said, two_groups, capfd):

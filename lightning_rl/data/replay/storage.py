@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from lightning_rl.data.replay.hindsight import RelabelConfig
-from lightning_rl.errors import SettingError, as_settings, check_flag, check_range
+from lightning_rl.errors import SettingError, as_settings, check_flag, check_path, check_range
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
@@ -54,6 +54,8 @@ class ReplayConfig:
             check_flag(f"replay.{name}", getattr(self, name))
         if self.directory is not None and not isinstance(self.directory, str | Path):
             raise SettingError(f"replay.directory must be the name of a folder, got {self.directory!r}")
+        if self.directory is not None:
+            check_path("replay.directory", self.directory)
         if self.demonstrations is not None and not (self.demonstrations and isinstance(self.demonstrations, str | list)):
             raise SettingError(f"replay.demonstrations must be the name of a dataset, got {self.demonstrations!r}")
         share = self.demonstration_share
