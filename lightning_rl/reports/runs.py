@@ -73,21 +73,15 @@ class Run:
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
     """Return the runs in folders, which are runs or contain runs, each once, and the folders of runs that have no returns yet.
 
-    Raise `SettingError` if a folder does not exist or contains no run, or if a run that was named has no returns.
+    Raise `SettingError` if a folder does not exist, cannot be read or contains no run, or if a run that was named has no returns.
     """
     runs: dict[Path, Run] = {}
     empty: list[Path] = []
     for folder in folders:
-        if folder.is_file():
-            where = folder.parent if is_run(folder.parent) else "or a folder of runs such as runs/PPO/CartPole-v1"
-            raise SettingError(f"{folder} is a file; name the folder of a run, {where}")
-        if not folder.is_dir():
-            raise SettingError(
-                f"{folder}: there is no such folder; name the folder of a run, or a folder of runs such as runs/PPO/CartPole-v1"
-            )
-        found = [folder] if is_run(folder) else sorted(filter(is_run, (path.parent for path in folder.rglob("config.yaml"))), key=natural)
-        if not found:
-            raise SettingError(f"{folder}: there is no run in it, a folder with config.yaml and evaluations.csv or metrics.csv")
+        try:
+            found = find_folders(folder)
+        except OSError as error:
+            raise SettingError(f"{folder} cannot be read: {error.strerror}") from error
         new = [read_run(path) for path in found if path.resolve() not in runs]
         without = [run.folder for run in new if not len(run.counts)]
         if without and (found == [folder] or len(without) == len(found)):
@@ -95,6 +89,19 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
         empty += [path for path in without if path not in empty]
         runs |= {run.folder.resolve(): run for run in new if len(run.counts)}
     return list(runs.values()), empty
+
+
+def find_folders(folder: Path) -> list[Path]:
+    """Return a folder if it is that of a run, or else the folders of runs in it. Raise `SettingError` if there are none."""
+    if folder.is_file():
+        where = folder.parent if is_run(folder.parent) else "or a folder of runs such as runs/PPO/CartPole-v1"
+        raise SettingError(f"{folder} is a file; name the folder of a run, {where}")
+    if not folder.is_dir():
+        raise SettingError(f"{folder}: there is no such folder; name the folder of a run, or a folder of runs such as runs/PPO/CartPole-v1")
+    found = [folder] if is_run(folder) else sorted(filter(is_run, (path.parent for path in folder.rglob("config.yaml"))), key=natural)
+    if not found:
+        raise SettingError(f"{folder}: there is no run in it, a folder with config.yaml and evaluations.csv or metrics.csv")
+    return found
 
 
 def is_run(folder: Path) -> bool:
@@ -146,7 +153,9 @@ def read_config(file: Path) -> Plain:
         is_named = isinstance(model["class_path"], str) and isinstance(config.get("seed_everything"), int | None)
         if is_named and all(isinstance(each or {}, dict) for each in sections):
             return config
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError):
+    except OSError as error:
+        raise SettingError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError):
         pass
     raise SettingError(f"{file} does not name the algorithm that ran, or its seed: {NOT_OURS}")
 
@@ -156,7 +165,7 @@ def read_table(file: Path, needed: str | None = None) -> list[dict[str, str]]:
     try:
         rows, begin = read_rows(file), file.read_bytes()[:100].decode(errors="replace") if file.exists() else ""
     except OSError as error:
-        raise SettingError(f"{file}: {error.strerror}; {NOT_OURS}") from error
+        raise SettingError(f"{file} cannot be read: {error.strerror}") from error
     first = re.split(r"[,\r\n]", begin)[0]
     if first not in AXES and (first != begin or not any(name.startswith(first) for name in AXES)):
         raise SettingError(f"{file} does not begin with the column {' or '.join(AXES)}: {NOT_OURS}")

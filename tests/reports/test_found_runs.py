@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,6 +238,23 @@ def test_a_file_that_no_run_wrote_is_named(file, text, said, tmp_path):
     with pytest.raises(SettingError) as error:
         find_runs([folder])
     assert str(error.value).startswith(str(folder / file)) and said in str(error.value)
+
+
+@pytest.mark.parametrize("locked", ["a", "a/config.yaml", "a/evaluations.csv"])
+def test_what_may_not_be_read_is_named(locked, tmp_path, monkeypatch):
+    write_run(tmp_path / "a", {100: [1]})
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    Path(locked).chmod(0)
+    user = os.geteuid()
+    try:
+        os.seteuid(user or 65534)  # root may read everything
+        with pytest.raises(SettingError) as error:
+            find_runs([Path("a")])
+    finally:
+        os.seteuid(user)
+        Path(locked).chmod(0o755)
+    assert str(error.value) == f"{locked} cannot be read: Permission denied"
 
 
 def test_an_evaluation_that_was_cut_off_is_left_out_and_named(tmp_path):
