@@ -106,7 +106,7 @@ class ScriptedOpponent(AlwaysPlays):
             raise SettingError(f"opponent {self.name} raised {type(error).__name__}: {error}") from error
         try:
             tree_map(copy_rows, actions, chosen)
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, RuntimeError) as error:  # RuntimeError: a tensor that requires grad
             raise SettingError(f"opponent {self.name} returned no actions of {self.space} for {len(rows)} observations: {error}") from error
         for k in range(len(rows)):
             action = tree_index(actions, k)

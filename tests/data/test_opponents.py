@@ -54,7 +54,11 @@ def test_a_script_that_returns_whole_numbers_does_not_round_the_actions_of_polic
     assert not np.equal(actions[1:], np.round(actions[1:])).all()
 
 
-@pytest.mark.parametrize("chosen", [np.zeros(3, int), np.zeros((2, 1), int), np.zeros(2), "abc"], ids=["many", "shape", "floats", "text"])
+@pytest.mark.parametrize(
+    "chosen",
+    [np.zeros(3, int), np.zeros((2, 1), int), np.zeros(2), "abc", torch.zeros(2, requires_grad=True)],
+    ids=["many", "shape", "floats", "text", "gradient"],
+)
 def test_a_script_whose_actions_do_not_fit_is_refused_in_one_line(chosen):
     player = ScriptedOpponent(lambda obs, mask, random: chosen, "mine.player", game().spaces.action)
     with pytest.raises(SettingError, match=r"opponent mine\.player returned no actions of Discrete\(9\) for 2 observations"):
