@@ -233,7 +233,8 @@ class ReplayDataset(SampledDataset):
         return {**{name: getattr(self, name) for name in (*PROGRESS, "rows")}, "replay": self._saving}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
-        self.rows = state["rows"]
+        if state["replay"] is not None:
+            self.rows = state["rows"]
         if len(self.buffer):  # else it is filled again before learning continues
             for name in PROGRESS:
                 setattr(self, name, state[name])

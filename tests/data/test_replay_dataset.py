@@ -332,6 +332,14 @@ def test_metrics_are_size_picks_and_age():
     assert run.dataset.metrics() == {"replay/size": 20, "replay/mean_picks": 0.5, "replay/age_mean": pytest.approx((9 - slot).mean())}
 
 
+def test_a_run_resumed_without_its_buffer_has_no_age_before_it_draws_again():
+    before = Run(learning_starts=4).iterate(1)
+    assert before.dataset.metrics()["replay/age_mean"] < 10
+    run = Run(learning_starts=4, resumed=True)
+    run.dataset.set_own_state(before.dataset.own_state(), None)
+    assert run.dataset.metrics() == {"replay/size": 0, "replay/mean_picks": 0}
+
+
 def test_the_dataset_is_as_long_as_planned():
     assert len(Run().dataset) == 100
 
