@@ -182,6 +182,9 @@ CASES = [
     ),
     pytest.param(PPO, {"id": "CartPole-v1"}, {"reward_signals": {"rnd": {}, "curiosity": {"gamma": 0.9}}}, id="PPO rnd and curiosity"),
     pytest.param(
+        SAC, {"id": "Pendulum-v1"}, {"train_freq": 40, "steps_per_iteration": 16, "reward_signals": {"rnd": {}}}, id="SAC rnd, rare updates"
+    ),
+    pytest.param(
         SAC,
         {"id": "Pendulum-v1", "max_episode_steps": 30},
         {"reward_signals": {"rnd": {}}, "reward_signal_steps_per_update": 3, "n_steps": 2},

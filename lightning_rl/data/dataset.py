@@ -230,11 +230,13 @@ class ReplayDataset(SampledDataset):
         self._manifests = [manifest]
 
     def own_state(self) -> State:
-        return {**{name: getattr(self, name) for name in (*PROGRESS, "rows")}, "replay": self._saving}
+        rewards = {name: float(mean) for name, mean in self.mean_rewards.items()}
+        return {**{name: getattr(self, name) for name in (*PROGRESS, "rows")}, "mean_rewards": rewards, "replay": self._saving}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
         if state["replay"] is not None:
             self.rows = state["rows"]
+            self.mean_rewards = {name: torch.tensor(mean) for name, mean in state.get("mean_rewards", {}).items()}
         if len(self.buffer):  # else it is filled again before learning continues
             for name in PROGRESS:
                 setattr(self, name, state[name])
