@@ -281,6 +281,22 @@ def test_functions_of_one_row_are_called_for_each_row():
     assert found.terminated(np.float32([[3], [4]]), np.float32([[3], [3]])).tolist() == [True, False]
 
 
+class Squeezes(Goals):
+    """Ends at its goal; drops dimensions of length 1, and needs a row."""
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        reached = np.stack([np.all(a == b) for a, b in zip(np.atleast_2d(achieved_goal), np.atleast_2d(desired_goal), strict=True)])
+        return reached.squeeze()
+
+
+def test_terminations_are_computed_for_one_row_and_not_for_none():
+    found = make_goal_reward(Squeezes, spaces_of(Squeezes))
+    window = buffer_of(episode(1, 2), goal_reward=found).sample(1)
+    assert window.steps[0] == (window.next_obs["achieved_goal"] != window.obs["desired_goal"])
+    ended = buffer_of(episode(1, 1, terminated=True), goal_reward=found).sample(1)
+    assert ended.steps.tolist() == [0] and ended.reward.tolist() == [[0]]
+
+
 class NoReward(gym.Env):
     observation_space = Goals.observation_space
     action_space = Goals.action_space
@@ -295,6 +311,11 @@ class NoReward(gym.Env):
 class ReadsInfo(NoReward):
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> float:
         return float(info["far"])
+
+
+class EndsByInfo(Goals):
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> bool:
+        return bool(info["near"])
 
 
 class OtherShapes(NoReward):
@@ -324,6 +345,7 @@ REFUSED = [
     (OtherShapes, "replay.relabel needs observations with achieved_goal and desired_goal of one shape, got"),
     (NoReward, "replay.relabel needs an environment with compute_reward, but NoReward has none"),
     (ReadsInfo, "replay.relabel: compute_reward of ReadsInfo fails with an empty info (KeyError: 'far')"),
+    (EndsByInfo, "replay.relabel: compute_terminated of EndsByInfo fails with an empty info (KeyError: 'near')"),
     (doubled, "replay.relabel: a step of Goals gives -2 but compute_reward returns -1"),
     (EnvConfig(GOALS, frame_stack=2), "replay.relabel cannot be combined with env.frame_stack"),
     (EnvConfig(GOALS, parameters={"goal": 2.0}), "replay.relabel cannot be combined with env.parameters"),

@@ -100,7 +100,8 @@ class Hindsight:
         if self.goal_reward.terminated is not None:
             ended = self.goal_reward.terminated(achieved, desired)
             some = np.flatnonzero(row.terminated[: len(steps)])  # did they terminate for a reason other than their goal?
-            ended[some] |= ~self.goal_reward.terminated(achieved[some], following.obs[DESIRED][some])
+            if len(some):
+                ended[some] |= ~self.goal_reward.terminated(achieved[some], following.obs[DESIRED][some])
             ended = ended.reshape(-1, n) & (np.arange(n) < length[:, None])
             window.steps[chosen] = np.where(ended.any(1), 0, length)
             length = np.where(ended.any(1), ended.argmax(1) + 1, length)
@@ -184,16 +185,24 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
         computed = float(compute_reward(achieved[0], desired[0], {}))
         reward = over_rows(compute_reward, achieved, desired, float)
     except Exception as error:  # user code may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise SettingError(f"replay.relabel: compute_reward of {name} fails with an empty info ({reason})") from error
+        raise fails(f"compute_reward of {name}", error) from error
     if not np.isclose(computed, float(paid), rtol=1e-4, atol=1e-5):
         why = "relabelled rows would have other rewards; leave out wrappers that change rewards"
         raise SettingError(f"replay.relabel: a step of {name} gives {float(paid):g} but compute_reward returns {computed:g}: {why}")
     terminated = None
     if env.has_wrapper_attr("compute_terminated"):
-        with suppress(NotImplementedError):
+        try:
             terminated = over_rows(env.get_wrapper_attr("compute_terminated"), achieved, desired, bool)
+        except NotImplementedError:
+            pass
+        except Exception as error:
+            raise fails(f"compute_terminated of {name}", error) from error
     return GoalReward(reward, terminated)
+
+
+def fails(what: str, error: Exception) -> SettingError:
+    """Return the error for a function of an environment that cannot be called without infos."""
+    return SettingError(f"replay.relabel: {what} fails with an empty info ({type(error).__name__}: {error})")
 
 
 def over_rows(function: Callable[..., object], achieved: np.ndarray, desired: np.ndarray, kind: type) -> RowFunction:
@@ -203,14 +212,13 @@ def over_rows(function: Callable[..., object], achieved: np.ndarray, desired: np
     """
 
     def at_once(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-        return np.array(function(achieved, desired, [{}] * len(achieved)), kind)
+        return np.array(function(achieved, desired, [{}] * len(achieved)), kind).reshape(len(achieved))
 
     def one_by_one(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         return np.array([function(*goals, {}) for goals in zip(achieved, desired, strict=True)], kind)
 
     expected = one_by_one(achieved, desired)
     with suppress(Exception):
-        found = at_once(achieved, desired)
-        if found.shape == expected.shape and np.allclose(found, expected):
+        if np.allclose(at_once(achieved, desired), expected):
             return at_once
     return one_by_one
