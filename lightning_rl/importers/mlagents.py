@@ -96,7 +96,7 @@ OF_THE_RUN = ("model.env.id", "model.env.num_envs", "model.log_interval")
 def known_as(name: str) -> str:
     """Return our name of a behavior, which consists of letters, digits, _ and -."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    return f"{'behavior_' * plain.isdigit()}{plain}"
+    return f"{'behavior_' * (not plain or plain.isdigit())}{plain}"
 
 
 def convert_behavior(

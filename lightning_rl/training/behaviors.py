@@ -15,6 +15,8 @@ from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from lightning_rl.callbacks.iteration import LIGHTNING
 from lightning_rl.callbacks.protocols import Env
 from lightning_rl.config_files import Plain
@@ -111,6 +113,8 @@ def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Beh
     """
     if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
         raise SettingError(f"behaviors: the name {name!r} must consist of letters, digits, _ and -")
+    if hasattr(nn.ModuleDict(), name):
+        raise SettingError(f"behaviors: the name {name!r} already belongs to a part of torch's modules; choose another")
     if isinstance(given, Behavior):
         if not isinstance(given.agents, str | list | tuple) or not all(isinstance(agent, str) for agent in given.agents):
             raise SettingError(f"behavior {name}: agents must be names, or patterns such as adversary_*, got {given.agents!r}")

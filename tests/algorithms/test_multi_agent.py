@@ -317,6 +317,7 @@ def test_a_run_of_a_users_subclass_loads_as_what_it_is_and_not_as_one_algorithm(
         ),
         ({"all": {"agents": "*", "learner": {"class_path": "PPO", "init_args": {"max_env_steps": 4}}}}, "max_env_steps belongs to the run"),
         ({"a.b": {"agents": "*", "learner": "PPO"}}, "the name 'a.b' must consist of letters, digits, _ and -"),
+        ({"train": lrl.Behavior("*", PPO)}, "behaviors: the name 'train' already belongs to a part of torch's modules; choose another"),
         (
             {"all": lrl.Behavior("*", "PPO")},
             "behavior all: learner must make an algorithm for its agents, got str; give a class such as PPO",

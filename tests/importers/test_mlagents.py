@@ -459,8 +459,8 @@ def test_a_run_of_several_imported_behaviors_trains(folder, capfd):
 
 
 def test_names_of_behaviors_that_no_metric_can_have_are_changed(convert):
-    own = yaml.safe_load(convert("behaviors: {My.Wolf: {}, 2: {}}"))["model"]["init_args"]["behaviors"]
-    assert {name: each["agents"] for name, each in own.items()} == {"My_Wolf": "My.Wolf*", "behavior_2": "2*"}
+    own = yaml.safe_load(convert("behaviors: {My.Wolf: {}, 2: {}, '': {}}"))["model"]["init_args"]["behaviors"]
+    assert {name: each["agents"] for name, each in own.items()} == {"My_Wolf": "My.Wolf*", "behavior_2": "2*", "behavior_": "*"}
 
 
 def test_without_an_environment_a_comment_says_how_to_name_it():
