@@ -94,6 +94,20 @@ class Loader(yaml.SafeLoader):
         return dict(self.construct_pairs(node, deep=True))
 
 
+class Dumper(yaml.SafeDumper):
+    """Writes what `Loader` reads back as it was: a string that looks like a number, such as `1e5`, is in quotes."""
+
+    def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool]) -> str:
+        """Infer the type that a value would be read as."""
+        is_number = kind is yaml.ScalarNode and value and implicit[0] and NUMBER_WITH_EXPONENT.fullmatch(value)
+        return FLOAT if is_number else super().resolve(kind, value, implicit)
+
+
+def dump(config: object, **style: Any) -> str:
+    """Write plain values as YAML, in their order; `style`: arguments of `yaml.dump`."""
+    return yaml.dump(config, Dumper=Dumper, sort_keys=False, **style)
+
+
 Loader.add_constructor(FLOAT, Loader.construct_number)
 Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_unique)
 

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from lightning_rl import RecordEpisodes
-from lightning_rl.config_files import Loader
+from lightning_rl.config_files import Loader, dump
 from lightning_rl.startup import config_folder
 from tests.command_line import run
 from tests.experts import played
@@ -67,3 +67,12 @@ def test_a_packaged_config_trains_for_an_iteration(name, folder, monkeypatch, ca
     assert torch.load(last, weights_only=True)["global_step"] == 1
     if "dataset" in settings:
         assert (" of 5 episodes to learn from" if name.startswith("bc/") else "dataset: 6 episodes") in out
+
+
+@pytest.mark.parametrize(
+    "text", ["1e5", "-2E-3", "1_0e2", "1.5", "off", "null", "~", "2024-01-01", "=", "0x1F", "1:30", "", " a", "a: b", "#", "é"]
+)
+def test_a_string_that_looks_like_another_value_is_written_so_that_it_is_read_as_a_string(text):
+    config = {"model": {"kwargs": {"name": text, text: [text, 1e5, 1e-7, True, None]}}}
+    for style in ({}, {"default_flow_style": True}, {"allow_unicode": True}):
+        assert yaml.load(dump(config, **style), Loader) == config

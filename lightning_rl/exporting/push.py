@@ -11,13 +11,12 @@ from pathlib import Path, PurePath, PureWindowsPath
 from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
 
-import yaml
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.recording import draw_curve
 from lightning_rl.checkpoints.atomic import write_text
-from lightning_rl.config_files import Plain, read_config
+from lightning_rl.config_files import Plain, dump, read_config
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.video import check_renders
 from lightning_rl.errors import SettingError, check_flag, check_range, check_seed
@@ -147,7 +146,7 @@ def add_run(folder: Path, run: Path, counter: str, say: Callable[[str], None]) -
         trainer = config.get("trainer") or {}
         config["trainer"] = {name: value for name, value in trainer.items() if name not in OF_THE_MACHINE}
         kept = {name: value for name, value in config.items() if name not in OF_THE_MACHINE}
-        write_text(folder / CONFIG, yaml.safe_dump(without_places(kept), sort_keys=False, allow_unicode=True))
+        write_text(folder / CONFIG, dump(without_places(kept), allow_unicode=True))
     else:
         say(f"no {CONFIG}: {run} is not the folder of a run")
     if (run / "evaluations.csv").is_file() or (run / "metrics.csv").is_file():
@@ -224,7 +223,7 @@ def _sections(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> 
     )
     if (folder / CURVE).is_file():
         parts.append(f"![Returns during training]({CURVE})")
-    settings = yaml.safe_dump(decode(described["hyper_parameters"]), sort_keys=False, allow_unicode=True).rstrip()
+    settings = dump(decode(described["hyper_parameters"]), allow_unicode=True).rstrip()
     parts += ["## Settings", _block("yaml", settings)]
     versions = ", ".join(f"{package} {version}" for package, version in described["versions"].items())
     files = "\n".join(f"| `{file}` | {about} |" for file, about in ABOUT.items() if (folder / file).is_file())

@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
-from lightning_rl.config_files import Plain, as_mapping, parse_file
+from lightning_rl.config_files import Plain, as_mapping, dump, parse_file
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.training.arguments import as_integer
 
@@ -60,10 +58,10 @@ def lines(tree: Plain, indent: str = "") -> Iterator[str]:
             continue
         value, remark = part
         comment = f"  # {remark}" if remark else ""
-        line = yaml.safe_dump({name: value}, default_flow_style=True, sort_keys=False, width=float("inf")).strip()[1:-1]
+        line = dump({name: value}, default_flow_style=True, width=float("inf")).strip()[1:-1]
         if isinstance(value, Mapping) and len(line) > MAX_WIDTH:
             yield f"{indent}{name}:{comment}"
-            block = yaml.safe_dump(value, sort_keys=False, width=float("inf"))
+            block = dump(value, width=float("inf"))
             yield from (f"{indent}  {each}" for each in block.splitlines())
         else:
             yield f"{indent}{line}{comment}"

@@ -14,7 +14,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import locked, write_bytes, write_text
 from lightning_rl.checkpoints.files import find_saved, last_generation
-from lightning_rl.config_files import Plain
+from lightning_rl.config_files import Plain, dump
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env
@@ -204,7 +204,7 @@ def read_seed(ckpt_path: str | Path, otherwise: int | None) -> int | None:
 def write_config(run: Path, config: Plain) -> None:
     """Create the run's folder and write `config.yaml` atomically; `fit --config` repeats the run."""
     run.mkdir(parents=True, exist_ok=True)
-    write_text(run / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    write_text(run / "config.yaml", dump(config))
 
 
 @rank_zero_only

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import optuna
-import yaml
 from optuna.distributions import CategoricalDistribution
 
 from lightning_rl.checkpoints.atomic import write_bytes, write_text
 from lightning_rl.checkpoints.manifest import manifest_path
+from lightning_rl.config_files import dump
 from lightning_rl.errors import SettingError, check_range, missing_extra
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.comparison import Objective
@@ -172,7 +172,7 @@ class Population:
         """Write `best.yaml`, the config of a run that repeats the schedule of the best member."""
         assert self.best is not None
         first = f"# member {self.best.member} of {self.size}: {self.objective.monitor} {as_text(self.best.value)} at {self.best.count:,}"
-        write_text(self.folder / "best.yaml", f"{first}; see schedule.csv\n{yaml.safe_dump(dict(config), sort_keys=False)}")
+        write_text(self.folder / "best.yaml", f"{first}; see schedule.csv\n{dump(dict(config))}")
 
     def draw_picture(self) -> Path:
         """Draw `population.png`: the evaluations and each setting of the members. Raises `SettingError`: matplotlib is not installed."""

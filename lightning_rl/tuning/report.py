@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import yaml
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from lightning_rl.checkpoints.atomic import write_bytes, write_text
-from lightning_rl.config_files import Plain
+from lightning_rl.config_files import Plain, dump
 from lightning_rl.errors import missing_extra
 from lightning_rl.tuning.search_space import shorten_path
 from lightning_rl.tuning.study import Study
@@ -55,7 +54,7 @@ def describe_best(study: Study, best: FrozenTrial) -> str:
 
 def write_best(folder: Path, line: str, config: Plain) -> None:
     """Write `best.yaml`: the config of the best trial for `fit --config`, below a line that describes it."""
-    write_text(folder / "best.yaml", f"# {line}\n{yaml.safe_dump(config, sort_keys=False)}")
+    write_text(folder / "best.yaml", f"# {line}\n{dump(config)}")
 
 
 def draw_study(study: Study) -> tuple[Path, str]:
