@@ -65,7 +65,7 @@ class Dimension:
             return value
         low, high, step = distribution.low, distribution.high, distribution.step
         value = min(max(value, low), high)
-        return value if step is None else low + round((value - low) / step) * step
+        return value if step is None else min(low + round((value - low) / step) * step, high)  # 0 + 3 * 0.1 > 0.3
 
     def place_of(self, value: Value) -> float:
         """Return a number that a picture can show: the index of a choice, or the value itself."""

@@ -54,6 +54,12 @@ def test_values_to_check_are_within_the_range(tmp_path):
     assert floats == pytest.approx([1, 2, 1.37])
 
 
+def test_rounding_does_not_move_the_end_of_a_range_out_of_it(tmp_path):
+    dimension = space_of("model.vf_coef: {low: 0, high: 0.3, step: 0.1}", tmp_path).dimensions[0]
+    assert 3 * 0.1 > 0.3
+    assert [dimension.clip(value) for value in (-1, 0.14, 0.16, 0.3, 0.5)] == [0, 0.1, 0.2, 0.3, 0.3]
+
+
 def test_the_values_of_a_config_are_those_that_the_space_contains(tmp_path):
     space = space_of(
         "model.learning_rate: {low: 1e-5, high: 1e-2, log: true}\n"
