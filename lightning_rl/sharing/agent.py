@@ -80,7 +80,7 @@ def write_agent(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def read_agent(path: Path, map_location: str | torch.device = "cpu") -> Checkpoint:
+def read_agent(path: Path) -> Checkpoint:
     """Read a shared agent as the checkpoint from which it was written, without what resuming needs.
 
     Raises:
@@ -94,7 +94,7 @@ def read_agent(path: Path, map_location: str | torch.device = "cpu") -> Checkpoi
         if (path.stat().st_size, _hash(path)) != (file["size"], file["sha256"]):
             raise ValueError(f"its bytes are not those of {DESCRIPTION}")
         content = {name: decode(description[name]) for name in ("lightning_rl", "hyper_parameters")}
-        return {"state_dict": load_file(path, str(map_location)), **content}
+        return {"state_dict": load_file(path), **content}
     except Exception as error:  # a file from elsewhere: KeyError, TypeError, SafetensorError, …
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         raise SettingError(f"ckpt_path {shown(path)} is damaged ({reason}): delete it and download it again") from error

@@ -155,7 +155,7 @@ def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu") 
             f"ckpt_path {shown(path)} is an agent of Stable-Baselines3: it can act (--env), but not be trained or shared here"
         )
     if is_agent(path):
-        checkpoint = read_agent(path, map_location)
+        checkpoint = read_agent(path)
         check_content(checkpoint, path)
         return checkpoint
     if not path.is_file() and not previous_path(path).is_file():

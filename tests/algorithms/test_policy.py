@@ -249,6 +249,11 @@ def test_a_map_of_devices_is_taken_as_torch_takes_it(tmp_path):
     assert PPO.load_from_checkpoint(last, map_location={"cuda:0": "cpu"}).env_steps == 32
 
 
+@pytest.mark.parametrize("device", [None, {"cuda:0": "cpu"}, lambda storage, place: storage])
+def test_a_shared_agent_takes_the_devices_that_a_checkpoint_takes(device):
+    assert PPO.load_from_checkpoint("zoo:ppo/cartpole", map_location=device).env_steps == 100_096
+
+
 def test_a_seed_that_generators_cannot_take_is_refused():
     with pytest.raises(SettingError, match=r"^seed must be >= 0 and <= 4294967295"):
         evaluate("zoo:ppo/cartpole", episodes=1, seed=2**64)
