@@ -22,7 +22,7 @@ from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
-from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, without_hidden
+from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.run import Run
@@ -77,7 +77,8 @@ class Policy:
             raise SettingError(f"this policy was trained with masks: give an {MASK}, as an argument or as a key of the observation")
         obs = self._own_part(obs)
         batched = is_batch_of(self.spaces.observation, obs)
-        if not batched and isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
+        is_pair = not batched and isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict)
+        if is_pair and any(mismatches(self.spaces.observation, obs)):
             raise SettingError("the observation is a pair, as reset returns; write obs, info = env.reset()")
         rows = as_rows(self.spaces.observation, obs, batched)
         num = len(tree_leaves(rows)[0])

@@ -196,6 +196,15 @@ def test_an_observation_of_other_parts_is_refused_in_one_line(change, line):
     assert str(error.value) == line
 
 
+def test_a_tuple_that_ends_in_a_dict_is_an_observation_where_the_space_is_one():
+    vector = gym.spaces.Box(-1, 1, (2,))
+    spaces = Spaces(gym.spaces.Tuple((vector, gym.spaces.Dict(more=vector))), gym.spaces.Discrete(2))
+    policy, zeros = Policy(ActorCritic(spaces), spaces), np.zeros(2, np.float32)
+    assert policy.act((zeros, {"more": zeros}))[0] in (0, 1)
+    with pytest.raises(SettingError, match=r"^the observation is a pair, as reset returns"):
+        policy.act(((zeros, {"more": zeros}), {}))
+
+
 def test_the_environment_of_a_policy_has_the_wrappers_of_training(tmp_path):
     env = {
         "id": "CartPole-v1",
