@@ -159,6 +159,12 @@ class RolloutEvaluator(pl.Callback):
                 check_shapes(as_spaces(player.envs[0].observation_space, player.envs[0].action_space), algorithm.spaces)
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
 
+    def check(self, algorithm: AlgorithmRun) -> None:
+        """Raise `SettingError` if the environment cannot be built for an evaluation, or the opponent does not exist or fit."""
+        check_can_be_built(algorithm.env if self.env is None else self.env)
+        if self.opponent != "random":
+            algorithm.make_opponent(self.opponent, 1)
+
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         number = len(callbacks_of(trainer, RolloutEvaluator))
         if number > 1 and any(isinstance(each, BestModel | StopOnEvaluation) for each in callbacks_of(trainer, object)):
@@ -166,9 +172,7 @@ class RolloutEvaluator(pl.Callback):
             raise SettingError(f"{number} evaluators: {mixed}; combine them, MultiEvaluator([RolloutEvaluator(…), …])")
         self.variants, self.reports_success, self.continues = {}, False, False
         self.interval = interval_of("evaluation", self, pl_module, 20)
-        check_can_be_built(pl_module.env if self.env is None else self.env)  # fail now, not after the first rollouts
-        if self.opponent != "random":
-            pl_module.make_opponent(self.opponent, 1)
+        self.check(pl_module)  # fail now, not after the first rollouts
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.table = None if self.file is None else CsvTable(self.file, pl_module.counter, pl_module.say)
@@ -209,10 +213,6 @@ class RolloutEvaluator(pl.Callback):
         """Return whether `max_share` applies: in a run that counts environment steps, without an interval."""
         return algorithm.counter == "env_steps" and self.every_n_env_steps is None
 
-    def count_episodes(self) -> int:
-        """Return how many episodes an evaluation plays."""
-        return self.episodes
-
     def affords_one(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> bool:
         """Return whether `max_share` allows the environment steps of an evaluation now and of one at the end.
 
@@ -221,7 +221,7 @@ class RolloutEvaluator(pl.Callback):
         """
         if not self.is_bounded(algorithm):
             return True
-        in_training = trainer.strategy.broadcast(self.count_episodes() * algorithm.collector.statistics.mean_length)
+        in_training = trainer.strategy.broadcast(self.episodes * algorithm.collector.statistics.mean_length)
         expected = max(in_training * algorithm.spaces.rows * (1 + len(self.variants)), self.last_played)
         now, at_end = self.max_share * algorithm.count, self.max_share * algorithm.length
         return self.played + expected <= now and self.played + 2 * expected <= at_end
@@ -328,12 +328,17 @@ class MultiEvaluator(RolloutEvaluator):
         if not evaluators or not all(isinstance(each, RolloutEvaluator) for each in evaluators):
             raise SettingError(f"MultiEvaluator takes a list of at least one evaluator, such as [RolloutEvaluator()], got {evaluators!r}")
         first = evaluators[0]
-        # the number 10 is part of its `state_key`
-        super().__init__(first.every_n_env_steps, 10, every_n_updates=first.every_n_updates, max_share=first.max_share, file=file)
-        self.evaluators = evaluators
+        super().__init__(first.every_n_env_steps, every_n_updates=first.every_n_updates, max_share=first.max_share, file=file)
+        self.evaluators, self.episodes = evaluators, sum(each.episodes for each in evaluators)
+        self.deterministic = any(each.deterministic for each in evaluators)
 
-    def count_episodes(self) -> int:
-        return sum(each.count_episodes() for each in self.evaluators)
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__qualname__}{{'env': None, 'episodes': 10, 'seed': 10000, 'deterministic': True}}"  # as in 0.1.0
+
+    def check(self, algorithm: AlgorithmRun) -> None:
+        for each in self.evaluators:
+            each.check(algorithm)
 
     def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
         parts = [part for part in (each.part(rank, ranks) for each in self.evaluators) if part is not None]

@@ -56,6 +56,8 @@ def test_state_keys_stay_those_of_earlier_checkpoints():
     settings = "'episodes': 10, 'seed': 3, 'deterministic': True"
     assert RolloutEvaluator(episodes=10, seed=3).state_key == "RolloutEvaluator{'env': None, " + settings + "}"
     assert RolloutEvaluator(episodes=10, seed=3, env=Scripted).state_key == "RolloutEvaluator{'env': 'Scripted', " + settings + "}"
+    several = MultiEvaluator([RolloutEvaluator(episodes=3, deterministic=False)])
+    assert several.state_key == "MultiEvaluator{'env': None, 'episodes': 10, 'seed': 10000, 'deterministic': True}"
 
 
 def test_ranks_share_the_episodes_of_an_evaluation():
@@ -301,11 +303,16 @@ def test_a_ready_vector_environment_cannot_be_copied_but_another_may_be_given():
     def ready():
         return gym.vector.SyncVectorEnv([Endless] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
-    with pytest.raises(SettingError, match="an evaluator with env="):
-        fit(PPO(ready(), n_steps=8, batch_size=16, max_env_steps=16), callbacks=[RolloutEvaluator()])
-    heard = Episodes()
-    fit(PPO(ready(), n_steps=8, batch_size=16, max_env_steps=16), callbacks=[RolloutEvaluator(episodes=2, env=Endless), heard])
-    assert heard.heard[0][1]["eval/mean_reward"] == 8
+    def evaluate_by(evaluator):
+        heard = Episodes()
+        fit(PPO(ready(), n_steps=8, batch_size=16, max_env_steps=16), callbacks=[evaluator, heard])
+        return heard.heard[0][1]["eval/mean_reward"]
+
+    copies, builds = RolloutEvaluator(), RolloutEvaluator(episodes=2, env=Endless)
+    for evaluator in (copies, MultiEvaluator([builds, copies])):
+        with pytest.raises(SettingError, match="an evaluator with env="):
+            evaluate_by(evaluator)
+    assert evaluate_by(builds) == evaluate_by(MultiEvaluator([builds])) == 8
 
 
 def test_environments_are_closed_after_an_exception():

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from gymnasium import spaces
 from rich.console import Console
 
-from lightning_rl import DQN, PPO, BehavioralCloning, DAgger, RolloutEvaluator
+from lightning_rl import DQN, PPO, BehavioralCloning, DAgger, MultiEvaluator, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.data.episodes import EpisodeStatistics, Finished
 from lightning_rl.errors import short_number
@@ -109,6 +109,12 @@ def test_a_run_begins_with_what_it_is(capsys):
     ]
 
 
+def test_several_evaluators_are_announced_with_all_their_episodes(capsys):
+    evaluators = [RolloutEvaluator(episodes=1), RolloutEvaluator(episodes=2)]
+    fit(tiny(PPO, max_env_steps=16), callbacks=[EnvStepsProgressBar(), MultiEvaluator(evaluators)], enable_progress_bar=True)
+    assert "  evaluation    3 episodes after each iteration" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -178,9 +184,12 @@ def test_a_policy_that_is_much_worse_without_its_randomness_is_pointed_at_once(c
     statistics.add(Finished(100.0, None, {}, 10, {}))
     model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics))
     trainer, bar.hinted = model.trainer, False
-    trainer.callbacks = [RolloutEvaluator()]
-    for _ in range(2):
+    sampled, hinted = RolloutEvaluator(deterministic=False), []
+    for evaluator in (MultiEvaluator([sampled]), MultiEvaluator([sampled, RolloutEvaluator()]), RolloutEvaluator()):
+        trainer.callbacks = [evaluator]
         bar.on_evaluation_end(trainer, model, {"eval/mean_reward": mean, "eval/std_reward": 5.0})
+        hinted.append(bar.hinted)
+    assert hinted == [False, bool(ways_out), bool(ways_out)]  # not where all actions were sampled
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("hint: ") and " return 100;" in line]
     assert [line.partition("evaluation.deterministic false")[2] for line in said] == ways_out
 
