@@ -139,13 +139,13 @@ class BestModel(Checkpoint):
         score = value if self.mode == "max" else -value
         was_deleted = trainer.strategy.broadcast(self.has_saved and not self.path.is_file())
         if score >= self.best or was_deleted:
-            before, self.best, saved = self.best, score, False
+            before, self.best, saved = self.best, -math.inf if math.isnan(score) else score, False
             pl_module.saves_run = False
             try:
                 saved = save_checkpoint(trainer, pl_module, self.path)
             finally:
                 pl_module.saves_run = True
-                self.best, self.has_saved = (score, True) if saved else (before, self.has_saved)
+                self.best, self.has_saved = (self.best, True) if saved else (before, self.has_saved)
             if saved:
                 self.best_model_path = str(self.path)
                 notify_loggers(trainer)

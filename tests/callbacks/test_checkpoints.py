@@ -53,6 +53,18 @@ def test_a_run_that_continues_keeps_a_better_model_from_before_and_replaces_an_e
     assert stored(tmp_path / "best.ckpt")[0] == 80
 
 
+def test_weights_that_replace_a_deleted_file_after_an_evaluation_of_nan_count_as_the_worst(tmp_path):
+    class Delete(pl.Callback):
+        def on_train_batch_end(self, trainer, model, *_):
+            if model.env_steps == 16:
+                (tmp_path / "best.ckpt").unlink()
+
+    best = BestModel(tmp_path)
+    callbacks = [Scores([1, float("nan"), -5, -6]), best, Delete()]
+    fit(tiny(PPO, max_env_steps=64), enable_checkpointing=True, callbacks=callbacks)
+    assert (stored(tmp_path / "best.ckpt")[0], best.best) == (48, -5)
+
+
 def test_best_follows_the_monitored_metric_and_its_mode(tmp_path):
     watch, lowest = Watch(tmp_path), BestModel(tmp_path, mode="min")
     fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([3, 1, 2, 1, 2]), lowest, watch])
