@@ -63,9 +63,9 @@ class Video(pl.Callback):
         check_range("Video.seed", seed, 0, whole=True)
         self.every_n_evaluations, self.episodes, self.seed = every_n_evaluations, episodes, seed
         self.max_episode_steps = max_episode_steps
-        self.evaluations = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
+        self.evaluations = 0
         evaluators_of(trainer, "Video records at")
         env = check_can_be_built(pl_module.env)
         if trainer.is_global_zero:

@@ -55,11 +55,16 @@ def test_names_of_videos_sort_in_the_order_in_which_they_were_made(folder):
     assert len(made) == 44 and made == sorted(made)
 
 
-def test_a_resumed_run_continues_counting_evaluations():
-    first, second = lrl.Video(every_n_evaluations=5), lrl.Video(every_n_evaluations=5)
-    first.evaluations = 3
-    second.load_state_dict(first.state_dict())
-    assert second.evaluations == 3
+def test_a_new_run_counts_its_evaluations_from_the_first_and_a_resumed_one_continues(folder):
+    video = lrl.Video(every_n_evaluations=2)
+    made = []
+    video.record = lambda trainer, algorithm, files: made.extend(file.name for file in files)
+    trained(video, logger=False)  # evaluated after 32, 64 and 96 steps
+    assert made == ["env_steps_64_episode_0.mp4"]
+    _, trainer = trained(video, logger=False)
+    assert made == ["env_steps_64_episode_0.mp4"] * 2
+    trainer.fit(tiny(PPO, "CartPole-v1", max_env_steps=128), ckpt_path=trainer.run_folder)
+    assert made == ["env_steps_64_episode_0.mp4"] * 2 + ["env_steps_128_episode_0.mp4"]
 
 
 def test_weights_and_biases_gets_the_files(folder, monkeypatch):
