@@ -203,6 +203,7 @@ def _sections(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> 
     modules = list(dict.fromkeys(_modules(algorithm)))
     options = "".join(f" --import {module}" for module in modules)
     imported = "".join(f"import {module}\n" for module in modules)
+    loaded = ", behavior=".join(map(json.dumps, [address, *algorithm.learner_names[:1]]))
     described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     parts = [
         f"# {name} on {env_id}",
@@ -211,7 +212,7 @@ def _sections(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> 
         _block("bash", f"lightning-rl evaluate --ckpt_path {address}{options}\nlightning-rl record --ckpt_path {address} --out .{options}"),
         _block(
             "python",
-            f'{imported}import lightning_rl as lrl\n\npolicy = lrl.load_policy("{address}")\naction, memory = policy.act(observation)',
+            f"{imported}import lightning_rl as lrl\n\npolicy = lrl.load_policy({loaded})\naction, memory = policy.act(observation)",
         ),
     ]
     if modules:

@@ -117,7 +117,12 @@ def test_several_agents_with_policies_of_their_own_are_shared(hub, several):
         ours, theirs = (play(lrl.load_policy(each, behavior=behavior)) for each in (several, ADDRESS))
         assert all(map(np.array_equal, ours, theirs))
     assert lrl.evaluate(several, 3) == lrl.evaluate(ADDRESS, 3)
-    assert "mean return of a" in hub.repos[REPO].files["README.md"].decode()
+    page = hub.repos[REPO].files["README.md"].decode()
+    assert "mean return of a" in page
+    loading = next(line for line in page.splitlines() if line.startswith("policy = "))
+    names = {}
+    exec(f"import lightning_rl as lrl\n{loading}", names)
+    assert all(map(np.array_equal, play(names["policy"]), play(lrl.load_policy(several, behavior="a"))))
 
 
 def test_an_agent_is_played_in_the_final_lessons_of_its_curriculum(hub, tmp_path):
