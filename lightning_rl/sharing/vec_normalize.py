@@ -12,12 +12,13 @@ Statistics = dict[str, np.ndarray | float]
 """`mean`, `var` and `count` of observations, with `epsilon` and `clip_obs`."""
 ARRAYS: dict[str, Any] = {
     "_reconstruct": np.zeros(0).__reduce__()[0],
+    "_frombuffer": np.zeros(0).__reduce_ex__(5)[0],  # from Python 3.14 on
     "scalar": np.float64(0).__reduce__()[0],
     "ndarray": np.ndarray,
     "dtype": np.dtype,
 }
 """Functions and classes that build arrays and their numbers, by name."""
-MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
+MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 IGNORED = ("stable_baselines3", "gymnasium", "gym", "numpy.random", "collections")
 """Packages whose objects are replaced by `Inert` ones, which keep their state: nothing of the packages is imported or called."""
 
