@@ -163,7 +163,8 @@ def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
     The lock file is next to the folder, because `--force` renames the folder. Raises `SettingError`: another process holds the lock, or the
     lock file cannot be created.
     """
-    file = folder.with_name(f".{folder.name}.lock")
+    whole = Path(os.path.abspath(folder))  # `.` has no name
+    file = whole.parent / f".{whole.name}.lock"
     try:
         descriptor = _open_locked(file, say)
     except BlockingIOError:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,16 @@ def test_a_second_process_is_refused_in_one_line_until_the_first_has_left(tmp_pa
     with locked(folder):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_has_one_lock_whatever_it_is_called(tmp_path, monkeypatch):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run" / "checkpoints")
+    with locked(Path("..")):
+        assert (tmp_path / ".run.lock").is_file()
+        monkeypatch.chdir(tmp_path / "run")
+        with pytest.raises(SettingError, match=" is training in "), locked(Path(".")):
+            pass
 
 
 @pytest.mark.parametrize("forks", [False, True])
