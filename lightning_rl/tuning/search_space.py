@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent / "search_spaces"
 RANGE, CHOICES = ("low", "high", "log", "step"), ("choices",)
 FIXED = {
     "model.class_path": "the algorithm",
+    "model.env": "the environment",
     "model.env.id": "the environment",
     "model.max_env_steps": "the length of the runs",
     "model.max_updates": "the length of the runs",

@@ -96,6 +96,7 @@ BAD = {
     "learning_rate: {low: 1, high: 2}": "learning_rate is not a setting of an algorithm: write its path, such as model.learning_rate",
     "trainer.devices: {low: 1, high: 2}": "trainer.devices is not a setting of an algorithm",
     "model.env.id: {choices: [CartPole-v1]}": "model.env.id cannot vary: all trials share the environment",
+    "model.env: {choices: [CartPole-v1, Acrobot-v1]}": "model.env cannot vary: all trials share the environment",
     "model.max_env_steps: {low: 1, high: 9}": "model.max_env_steps cannot vary: all trials share the length of the runs",
     "model.gamma: 0.9": "model.gamma must be a mapping of low and high, or of choices, got 0.9",
     "model.gamma: {lo: 0.1, high: 0.9}": "model.gamma.lo is not a setting; did you mean low?",
