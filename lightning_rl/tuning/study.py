@@ -161,6 +161,8 @@ class Study:
             try:
                 stack.enter_context(locked(self.folder))
             except SettingError as error:
+                if isinstance(error.__cause__, OSError):  # the lock itself cannot be made
+                    raise
                 raise SettingError(
                     f"another process works on the study in {self.folder}: wait until it ends, or name another --out"
                 ) from error

@@ -15,6 +15,7 @@ import yaml
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
+from lightning_rl.errors import SettingError
 from lightning_rl.reports.runs import find_runs
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.comparison import Objective
@@ -232,7 +233,6 @@ def test_a_trial_that_was_best_by_luck_is_found_out_by_new_seeds_as_is_one_that_
     assert yaml.safe_load((folder / "mine" / "best.yaml").read_text())["model"]["init_args"]["env"]["kwargs"] == {"reward": 1.8}
 
 
-@pytest.mark.slow
 def played(folder, value, fails=lambda run: False, **settings):
     """A study of runs of ten evaluations, and what it said; `value` of a run and the number of an evaluation."""
     said = []
@@ -268,6 +268,16 @@ def test_a_trial_that_begins_badly_is_not_pruned_in_the_first_fifth_of_any_seeds
         confirm=0,
     )
     assert study.trials[4].state == TrialState.COMPLETE and study.trials[4].value == 2.0
+
+
+def test_a_study_whose_lock_cannot_be_made_says_so_and_not_that_another_process_has_it(tmp_path):
+    study, _ = played(tmp_path / "mine", lambda run, k: 1.0, trials=1, confirm=0)
+    (tmp_path / ".mine.lock").mkdir()
+    with pytest.raises(SettingError, match=r"mine cannot be locked: .*\.mine\.lock: Is a directory$"), study.open(lambda: None):
+        pass
+    (tmp_path / ".mine.lock").rmdir()
+    with study.open(lambda: None), pytest.raises(SettingError, match=r"^another process works on the study"), study.open(lambda: None):
+        pass
 
 
 def test_a_trial_whose_new_seeds_fail_is_not_the_best(tmp_path):
