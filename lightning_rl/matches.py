@@ -45,7 +45,7 @@ def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
     check_range("games", games, 2, whole=True)
     if len(names) < 2 or len({*names}) < len(names):
         raise SettingError(f"matches need at least two different players, got {', '.join(names)}")
-    learned = {k for k, name in enumerate(names) if is_address(name) or Path(name).exists()}
+    learned = {k for k, name in enumerate(names) if name != "random" and (is_address(name) or Path(name).exists())}
     if not learned:
         raise SettingError(f"matches need a checkpoint or a run's folder, and {' and '.join(names)} are none")
     policies = {k: load_with_env(names[k]) for k in sorted(learned)}

@@ -142,6 +142,14 @@ def test_an_opponent_in_an_environment_without_seats_is_refused_before_it_is_loa
         lrl.evaluate(tiny(PPO, "CartPole-v1"), 1, opponent="no/run")
 
 
+def test_the_random_player_is_not_a_folder_of_that_name(tmp_path, monkeypatch):
+    fit(game(max_env_steps=64), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "random").mkdir()
+    matches = play_matches([next(tmp_path.rglob("last.ckpt")), "random"], 2)
+    assert matches.scores[0, 1].games == 2
+
+
 def test_matches_in_two_environments_say_so(tmp_path):
     for name in ("lightning_rl.envs.games.tic_tac_toe", f"{__name__}.another_tic_tac_toe"):
         fit(game(name, max_env_steps=64), tmp_path / name)
