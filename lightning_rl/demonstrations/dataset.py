@@ -73,7 +73,7 @@ def summarize(demonstrations: Iterable[Demonstration]) -> str:
     """Describe episodes in one line: number, steps, return and length."""
     rewards = [demonstration.reward for demonstration in demonstrations]
     returns, lengths = [reward.sum() for reward in rewards], [len(reward) for reward in rewards]
-    numbers = f"{len(rewards):,} episodes, {sum(lengths):,} steps"
+    numbers = f"{len(rewards):,} episode{'s' * (len(rewards) != 1)}, {sum(lengths):,} step{'s' * (sum(lengths) != 1)}"
     return f"{numbers}, return {np.mean(returns):.2f} ± {np.std(returns):.2f}, mean length {np.mean(lengths):.1f}" if rewards else numbers
 
 

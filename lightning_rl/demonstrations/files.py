@@ -83,8 +83,9 @@ def new_folder(name: str, force: bool) -> Path:
     if folder.exists() and not force:
         way_out = "choose another name, or replace it: --force, in Python force=True"
         raise SettingError(f"dataset {shown(name)} already exists, in {shown(folder)}; {way_out}")
-    if folder.exists() and [each.name for each in folder.iterdir()] != ["data"]:
-        raise SettingError(f"dataset {shown(name)} cannot be replaced: {shown(folder)} holds other things too; choose another name")
+    what = "is a file" if folder.is_file() else "holds other things too"
+    if folder.is_file() or (folder.exists() and [each.name for each in folder.iterdir()] != ["data"]):
+        raise SettingError(f"dataset {shown(name)} cannot be replaced: {shown(folder)} {what}; choose another name")
     return folder
 
 

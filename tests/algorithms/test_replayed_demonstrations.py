@@ -68,7 +68,7 @@ def test_the_buffer_is_filled_with_demonstrations_before_the_first_step(algorith
         assert window.steps[i] == (0 if t == 4 else 1)
     assert kept == [96 + 5] and model.env_steps == 96 and model.updates == 20
     assert (
-        "demonstrations: 1 episodes, 5 steps, return 12.50 ± 0.00, mean length 5.0; they fill the replay buffer first"
+        "demonstrations: 1 episode, 5 steps, return 12.50 ± 0.00, mean length 5.0; they fill the replay buffer first"
         in capsys.readouterr().out
     )
 

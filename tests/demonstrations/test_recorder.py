@@ -169,6 +169,9 @@ def test_force_replaces_a_dataset_and_nothing_else(datasets):
     with pytest.raises(SettingError, match=r"dataset 'outer-v0' cannot be replaced: .* holds other things too"):
         recorder.save("outer-v0", force=True)
     assert (inner / "data" / "main_data.hdf5").is_file()
+    (inner.parent.parent / "file-v0").touch()
+    with pytest.raises(SettingError, match=r"dataset 'file-v0' cannot be replaced: '.*file-v0' is a file; choose another name"):
+        recorder.save("file-v0", force=True)
 
 
 def test_no_episodes_are_no_dataset(datasets):
