@@ -47,6 +47,10 @@ class Curriculum(pl.Callback):
         self.parameters = {name: each for name, each in as_parameters(parameters).items() if len(each.lessons) > 1}
         if not self.parameters:
             raise SettingError("Curriculum: no parameter has lessons")
+        self.begin()
+
+    def begin(self) -> None:
+        """Go to the first lessons."""
         self.lessons = dict.fromkeys(self.parameters, 0)
         self.smoothed = dict.fromkeys(self.parameters, 0.0)
         self.windows = {name: deque[float](maxlen=self.window(name)) for name in self.parameters}
@@ -66,6 +70,7 @@ class Curriculum(pl.Callback):
         return 1 if criteria is None else criteria.window
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
+        self.begin()  # it may have been in another run
         if pl_module.counter != "env_steps":
             raise SettingError(f"Curriculum: {type(pl_module).__name__} steps no environments; remove the callback")
         known = pl_module.env.parameters if isinstance(pl_module.env, EnvConfig) else self.parameters

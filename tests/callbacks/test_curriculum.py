@@ -277,6 +277,13 @@ def test_parameters_of_a_function_are_wrapped_by_hand_and_those_without_are_refu
         fit(tiny(PPO, "CartPole-v1", env={"parameters": {"gravity": 9}}), callbacks=[Curriculum({"length": lessons(EASY)})])
 
 
+def test_a_callback_begins_another_run_with_the_first_lesson():
+    curriculum = Curriculum({"length": lessons(EASY)})
+    for watch in (Watch(), Watch()):
+        fit(PPO(wrapped, n_steps=8, batch_size=8, max_env_steps=256), callbacks=[curriculum, watch])
+        assert (watch.lessons[0], curriculum.lessons) == ({"length": 0}, {"length": 1})
+
+
 def wrapped():
     return EnvParameters(gym.make("CartPole-v1", max_episode_steps=10), as_parameters({"length": 1.0}))
 
