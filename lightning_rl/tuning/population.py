@@ -157,13 +157,13 @@ class Population:
         write_text(self.folder / "schedule.csv", as_csv([["from", *map(shorten_path, paths)], *rows]))
 
     def replay(self, scheduled: Collection[str]) -> dict[str, Value]:
-        """Return the settings that repeat the schedule of the best member, with its last value for settings that take no schedule."""
+        """Return the settings that repeat the schedule of the best member; the last value of a setting that takes none, or no number."""
         assert self.best is not None
         periods, found = self.best.periods, dict(self.best.periods[-1].values)
         times = [each.start / self.objective.length for each in periods]
         for path in found:
-            if shorten_path(path) in scheduled and len(periods) > 1:
-                values = [each.values[path] for each in periods]
+            values = [each.values[path] for each in periods]
+            if shorten_path(path) in scheduled and len(periods) > 1 and all(isinstance(each, int | float) for each in values):
                 points = [[at, value] for at, *both in zip(times[1:], values, values[1:], strict=False) for value in both]
                 found[path] = {"schedule": "piecewise", "points": [[0.0, values[0]], *points]}
         return found

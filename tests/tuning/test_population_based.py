@@ -127,6 +127,16 @@ def test_the_schedule_of_the_best_member_can_be_repeated_where_settings_take_sch
         assert [schedule(at) for at in (0.0, 0.0999, 0.1, 1.0)] == [before[path], before[path], values[path], values[path]]
 
 
+@pytest.mark.parametrize("choice", [None, '{"end": 0, "schedule": "linear", "start": 0.2}'])
+def test_values_that_are_no_numbers_do_not_become_points_of_a_schedule(choice, tmp_path):
+    two = population(tmp_path)
+    for member in (0, 1):
+        two.record(member, Message("evaluation", 100, 1.0))
+    two.replace(1, 0, {RATE: 1e-3, EPOCHS: 3, CLIP: choice})
+    two.record(1, Message("evaluation", 200, 2.0))
+    assert two.replay({"learning_rate", "clip_range"})[CLIP] == choice
+
+
 def test_the_first_members_are_the_first_trials_of_a_random_study(tmp_path):
     first = [population(tmp_path / str(size), size).periods for size in (2, 3)]
     assert first[0] == first[1][:2] and first[1][1] != first[1][2]
