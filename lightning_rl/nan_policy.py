@@ -70,7 +70,7 @@ def replace(tree: Tree, instead: Tree) -> Tree:
 
 
 def _good(leaf: np.ndarray) -> np.ndarray:
-    return np.abs(leaf) <= MAX_FLOAT32 if leaf.dtype.kind == "f" else np.ones(leaf.shape, dtype=bool)
+    return np.abs(leaf) <= np.float32(MAX_FLOAT32) if leaf.dtype.kind == "f" else np.ones(leaf.shape, dtype=bool)
 
 
 STATE = ("replaced", "skipped", "restored", "bad_steps", "bad_updates", "bad_iterations", "is_bad_iteration")

@@ -230,6 +230,8 @@ def is_finite(tree: Tree) -> bool:
     if type(tree) is np.ndarray:
         if tree.dtype.kind != "f":
             return True
+        if tree.dtype.itemsize < 4:  # float16 has no number of this size to compare with
+            return bool(np.isfinite(tree).all())
         if tree.size <= 10_000:  # BLAS would use threads for more
             flat = tree.ravel()
             try:

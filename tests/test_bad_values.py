@@ -122,6 +122,8 @@ def test_a_number_that_float32_cannot_hold_counts_as_bad(door):
 
 def test_large_numbers_are_numbers():
     assert is_finite(np.full((8, 4), 3e38, np.float32)) and is_finite(np.full((8, 4), -3e38))
+    assert is_finite(np.full(4, 65504, np.float16)) and not is_finite(np.full(4, np.inf, np.float16))
+    assert first_bad("x", np.full((1, 1), -np.inf, np.float16), [0]) == "x of environment 0 is -inf"
     assert not is_finite(np.full((8, 4), 3.5e38)) and is_finite({"a": (np.arange(3), np.zeros(2, np.uint8))})
     assert first_bad("reward", np.array([1.0, -math.inf]), [3, 5]) == "reward of environment 5 is -inf"
     assert first_bad("reward", np.array([math.nan]), [1], ["agent a", "agent b"]) == "reward of agent b is nan"
