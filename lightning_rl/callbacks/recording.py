@@ -137,7 +137,7 @@ class RecordDemonstrations(pl.Callback):
         self.recorders: list[RecordEpisodes] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
-        self.best, self.continues = -float("inf"), False
+        self.best, self.continues, self.on_nan = -float("inf"), False, getattr(pl_module, "on_nan", "raise")
         for callback in evaluators_of(trainer, "RecordDemonstrations records"):
             for evaluator in callback.evaluators if isinstance(callback, MultiEvaluator) else [callback]:
                 if self.record not in evaluator.wrappers:
@@ -151,6 +151,7 @@ class RecordDemonstrations(pl.Callback):
     def record(self, env: gym.Env) -> gym.Env:
         """Wrap an environment so that its episodes are kept until the end of the evaluation."""
         self.recorders.append(RecordEpisodes(env))
+        self.recorders[-1].on_nan = self.on_nan
         return self.recorders[-1]
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:

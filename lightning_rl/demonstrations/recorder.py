@@ -15,6 +15,7 @@ from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays
 from lightning_rl.demonstrations.files import dataset_id, datasets_folder, new_folder, require_minari
 from lightning_rl.envs.masks import detect_masks, with_mask_info
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.nan_policy import check_episode
 from lightning_rl.spaces import MASK, as_spaces, short
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_map, tree_stack
 
@@ -113,8 +114,12 @@ class RecordEpisodes(gym.Wrapper):
     environment gets them (a list to an array, float64 to float32), so that the recorded actions are those it got. Observations are recorded
     in the dtypes of their space.
 
-    A method `action_masks` is used (see `envs/masks.py`). Raises `SettingError` for spaces that cannot be recorded.
+    A method `action_masks` is used (see `envs/masks.py`). Raises `SettingError` for spaces that cannot be recorded, and `NotFiniteError`
+    for an observation or a reward that is NaN or infinite, because no dataset may hold one.
     """
+
+    on_nan = "raise"
+    """The setting of an algorithm whose evaluations are recorded: other values record what replaces NaN for its policy."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(with_mask_info(env))
@@ -130,17 +135,19 @@ class RecordEpisodes(gym.Wrapper):
         self.cut()
         obs, info = self.env.reset(seed=seed, options=options)
         self.masks = detect_masks(self.env, info, f"environment {{}} of {self.name}")
-        self.observed = [self._read_observation(obs, info)]
+        self.observed = []
+        self.observed = [self._read_step(obs, 0.0, info)[0]]
         return obs, info
 
     def step(self, action: Tree) -> StepResult:
-        """Step and record; raise `SettingError` if the action or the observation is not in its space."""
+        """Step and record; raise `SettingError` if the action or the observation is not in its space, or a number is not finite."""
         if not self.observed:
             raise gym.error.ResetNeeded("call reset before the first step of an episode")
         taken = self._read_action(action)
         obs, reward, terminated, truncated, info = self.env.step(taken)
-        self.observed.append(self._read_observation(obs, info, bool(terminated or truncated)))
-        self.steps.append((taken, float(reward), bool(terminated), bool(truncated)))
+        observed, paid = self._read_step(obs, float(reward), info, bool(terminated or truncated))
+        self.observed.append(observed)
+        self.steps.append((taken, paid, bool(terminated), bool(truncated)))
         if terminated or truncated:
             self._keep()
         return obs, reward, terminated, truncated, info
@@ -163,10 +170,15 @@ class RecordEpisodes(gym.Wrapper):
         self.demonstrations.append(Demonstration(obs, tree_stack(action), reward, terminated, truncated, mask))
         self.observed, self.steps = [], []
 
-    def _read_observation(self, obs: Tree, info: Info, over: bool = False) -> tuple[Tree, Tree]:
+    def _read_step(self, obs: Tree, reward: float, info: Info, over: bool = False) -> tuple[tuple[Tree, Tree], float]:
+        """Return an observation with its mask, and the reward, as they are recorded."""
         obs, mask = self.masks.one(obs, info, over=over)
         try:
-            return tree_map(as_member, self.forms[0], obs), mask
+            with np.errstate(over="ignore"):
+                obs = tree_map(as_member, self.forms[0], obs)
+            before = self.observed[-1][0] if self.observed else tree_map(np.zeros_like, obs)
+            obs, reward, _ = check_episode(obs, reward, before, f"at step {len(self.steps) + 1} of an episode in {self.name}", self.on_nan)
+            return (obs, mask), reward
         except (ValueError, TypeError) as error:
             raise SettingError(f"{self.name} returned an observation outside {short(self.spaces.observation)}: {error}") from error
 

@@ -52,9 +52,10 @@ def datasets(tmp_path, monkeypatch):
 def paying():
     """A run that evaluates after each iteration with two episodes, which pay these wages."""
 
-    def paying(*wages, name="paid-v0", max_env_steps=None, ckpt_path=None, **settings):
+    def paying(*wages, name="paid-v0", max_env_steps=None, ckpt_path=None, on_nan="raise", **settings):
         Paid.wages, Paid.paid = wages, 0
-        model = PPO(make_vector_env(Ignored, 2), net_arch=[8], n_steps=8, batch_size=8, max_env_steps=max_env_steps or 8 * len(wages))
+        length = max_env_steps or 8 * len(wages)
+        model = PPO(make_vector_env(Ignored, 2), net_arch=[8], n_steps=8, batch_size=8, max_env_steps=length, on_nan=on_nan)
         look = Look(name)
         evaluator = RolloutEvaluator(every_n_env_steps=16, episodes=2, num_envs=1, env=Paid)
         trainer = fit(model, ckpt_path, callbacks=[evaluator, RecordDemonstrations(name, **settings), look])
@@ -77,6 +78,10 @@ def test_the_dataset_holds_the_episodes_of_the_best_evaluation(datasets, paying)
     _, seen = paying(1, 2, 5, 6, 3, 4, 6, 5, 7, 7)
     first, better, equal, best = [(0, 1), (1, 2)], [(2, 5), (3, 6)], [(6, 6), (7, 5)], [(8, 7), (9, 7)]
     assert seen == [first, better, better, equal, best]  # of equal ones the newest, as best.ckpt
+
+
+def test_a_run_that_goes_on_after_nan_records_what_replaced_it(datasets, paying):
+    assert paying(float("nan"), 2, on_nan="skip_update")[1] == [[(0, 0), (1, 2)]]
 
 
 def test_a_run_that_continues_keeps_a_better_one_from_before(datasets, paying, tmp_path):

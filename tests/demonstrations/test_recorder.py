@@ -15,7 +15,7 @@ from lightning_rl import RecordEpisodes
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.demonstrations.dataset import load_demonstrations, summarize
 from lightning_rl.demonstrations.recorder import record_1d, save_demonstrations
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import NotFiniteError, SettingError
 from tests.demonstrations.episodes import Drawn, differences, recorded, spaces_of
 from tests.environments import Anything, Choosy, Scripted, ScriptedBox
 
@@ -92,6 +92,30 @@ def test_an_episode_that_is_cut_off_counts_as_truncated(datasets):
     assert [each.truncated.tolist() for each in loaded] == [[False, True], [True]]
     assert not any(each.terminated.any() for each in loaded)
     assert [each.obs[:, 0].tolist() for each in loaded] == [[1, 1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("obs", "reward", "words"),
+    [
+        (np.nan, 0.0, "observation is nan at step 2 of an episode in Bad"),
+        (1e300, 0.0, "observation is inf at step 2 of an episode in Bad"),
+        (0.0, -np.inf, "reward is -inf at step 2 of an episode in Bad"),
+    ],
+)
+def test_a_step_that_no_dataset_may_hold_is_refused_and_the_steps_before_it_can_be_saved(obs, reward, words, datasets):
+    class Bad(ScriptedBox):
+        def step(self, action):
+            good = super().step(action)
+            return (np.array([obs, 0.0]), reward, *good[2:]) if self.t == 2 else good
+
+    recorder = RecordEpisodes(Bad(period=9))
+    recorder.reset()
+    recorder.step([0.0, 0.0])
+    with pytest.raises(NotFiniteError, match=f"^{words}$"):
+        recorder.step([0.0, 0.0])
+    recorder.save("bad-v0")
+    (loaded,) = load_demonstrations("bad-v0", spaces_of(recorder))
+    assert len(loaded.reward) == 1 and loaded.truncated.tolist() == [True]
 
 
 def test_an_episode_begins_with_a_reset():
