@@ -7,6 +7,7 @@ Lambdas and comprehensions count as part of the function that contains them.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 import tempfile
@@ -89,5 +90,6 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     page = Path(__file__).with_name("how_it_works.md")
     page.write_text(with_tables(page.read_text(encoding="utf-8"), {name: table(way(name)) for name in ("PPO", "SAC")}), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tarfile
@@ -9,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from lightning_rl import EXPORTS
 
 ROOT = Path(__file__).parent.parent
 PLACES = {
@@ -70,3 +73,30 @@ def test_a_distribution_installed_elsewhere_runs_a_packaged_config(built, kind, 
     options = ["--config", "ppo/cartpole", "--model.max_env_steps", "2000", "--trainer.default_root_dir", "."]
     subprocess.run([place / "bin/lightning-rl", "fit", *options], cwd=tmp_path, check=True, timeout=300)
     assert any(tmp_path.rglob("last.ckpt"))
+
+
+def test_type_checkers_and_editors_see_each_public_name_where_it_is_imported_from():
+    tree = ast.parse((ROOT / "lightning_rl" / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    assert {each.asname: node.module for node in block.body for each in node.names} == EXPORTS
+
+
+@pytest.mark.thorough
+def test_a_users_file_is_checked_against_the_types_of_the_library(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import lightning_rl as lrl\n"
+        "reveal_type(lrl.PPO('CartPole-v1').network)\n"
+        "reveal_type(lrl.SAC({'id': 'Pendulum-v1'}).critic)\n"
+        "lrl.PP0\n"
+        "lrl.PPO('CartPole-v1', gamma='high')\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "--no-error-summary", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    lines = [line.partition(": ")[2] for line in done.stdout.splitlines()]
+    assert lines == [
+        'note: Revealed type is "lightning_rl.networks.actor_critic.ActorCritic"',
+        'note: Revealed type is "lightning_rl.networks.off_policy.Critic"',
+        'error: Module has no attribute "PP0"  [attr-defined]',
+        'error: Argument "gamma" to "PPO" has incompatible type "str"; expected "float"  [arg-type]',
+    ], done.stdout + done.stderr

@@ -19,7 +19,7 @@ from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
-from lightning_rl.envs.config import EnvConfig, as_config, count_envs
+from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
@@ -52,7 +52,7 @@ class Algorithm(LearningRun):
     the last row), `time/iterations`, `train/n_updates` (gradient steps), `train/learning_rate`, and gradient norms before clipping.
     """
 
-    env: EnvConfig = field(kw_only=False)
+    env: EnvSetting = field(kw_only=False)
     """The environment: settings or, in Python, an id, a ready vector environment, or a function that builds one environment."""
     max_env_steps: Annotated[int, Range(1)] = 1_000_000
     """Environment steps of the run, summed over all ranks."""
@@ -136,7 +136,7 @@ class Algorithm(LearningRun):
             raise SettingError(
                 "compile does not support memory: its sequences are split at episode starts, so shapes change; remove one of them"
             )
-        self.env = None if self.env is None and self.spaces is not None else as_config(self.env)  # type: ignore[assignment]
+        self.env = None if self.env is None and self.spaces is not None else as_config(self.env)
         joint = getattr(self, "critic_obs", None)
         if isinstance(joint, str):
             check_choice("critic_obs", joint, ("all", "state"))

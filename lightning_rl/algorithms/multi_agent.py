@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.evaluation import begin_hook
-from lightning_rl.callbacks.protocols import Env
 from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.config_files import Plain
 from lightning_rl.data.agent_episodes import BehaviorPolicies
@@ -24,7 +23,7 @@ from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.shared import JointDataset
 from lightning_rl.data.turns import Turns
 from lightning_rl.envs.agents.world import SharedEnv
-from lightning_rl.envs.config import EnvConfig, as_config, count_envs
+from lightning_rl.envs.config import EnvSetting, EnvSource, as_config, count_envs
 from lightning_rl.envs.stepping import make_world
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.nan_policy import Guard
@@ -62,7 +61,7 @@ class MultiAgent(Run):
 
     def __init__(
         self,
-        env: EnvConfig,
+        env: EnvSetting,
         behaviors: dict[str, Any],
         max_env_steps: int = 1_000_000,
         log_interval: int | None = None,
@@ -77,7 +76,7 @@ class MultiAgent(Run):
         check_range("max_env_steps", max_env_steps, 1, whole=True)
         if log_interval is not None:
             check_range("log_interval", log_interval, 0, open_low=True)
-        self.env: Env = as_config(env)
+        self.env: EnvSource = as_config(env)
         self.max_env_steps, self.log_interval = max_env_steps, log_interval
         self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
         algorithms: dict[str, Algorithm] = {}
@@ -157,7 +156,7 @@ class MultiAgent(Run):
         world = make_world(self.env, self.sides, self.global_rank * self.num_envs if self.has_trainer else 0)
         datasets: dict[str, RolloutDataset | ReplayDataset] = {}
         for name, algorithm in self.algorithms.items():
-            algorithm.env.side = world.sides[name]  # type: ignore[attr-defined]
+            algorithm.env.side = world.sides[name]
             algorithm.dataset = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
             if not isinstance(algorithm.dataset, RolloutDataset | ReplayDataset):
                 raise SettingError(f"behavior {name}: {type(algorithm).__name__} cannot learn from the steps of a shared environment")

@@ -12,11 +12,11 @@ import gymnasium as gym
 import pytorch_lightning as pl
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator, Wrapper
-from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
+from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.data.episodes import Finished
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, EnvSource
 from lightning_rl.envs.lessons import CompletionCriteria, Parameter, as_parameters
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.types import State
@@ -249,7 +249,7 @@ def check_criteria(parameters: Mapping[str, Parameter], behaviors: Sequence[str]
                 raise SettingError(f"{place}.measure elo needs self_play of {whose}; use reward, progress or success")
 
 
-def make_curriculum(env: Env) -> list[Curriculum]:
+def make_curriculum(env: EnvSource) -> list[Curriculum]:
     """Return the callback for an environment's settings, if they have lessons."""
     settings = env.parameters if isinstance(env, EnvConfig) else {}
     lessons = {name: settings[name] for name, each in as_parameters(settings).items() if len(each.lessons) > 1}

@@ -19,7 +19,7 @@ from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.checkpoints import BestModel, interval_of
-from lightning_rl.callbacks.protocols import AlgorithmRun, Env, callbacks_of
+from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import StopOnEvaluation, any_rank_must_stop, check_monitors, is_monitored, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
@@ -27,7 +27,7 @@ from lightning_rl.data.opponents import find_exploitability
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.envs.config import EnvConfig, single_env_config
+from lightning_rl.envs.config import EnvConfig, EnvSource, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range, check_seed
@@ -403,7 +403,7 @@ def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = objec
 
 
 def make_player(
-    env: Env,
+    env: EnvSource,
     num_envs: int,
     max_episode_steps: int | None,
     spaces: Spaces | None = None,
@@ -442,7 +442,7 @@ def check_shapes(theirs: Spaces, ours: Spaces) -> None:
             raise SettingError(f"{given}, and the algorithm's has {describe_space(known)}")
 
 
-def check_can_be_built(env: Env) -> EnvConfig | Callable[[], gym.Env]:
+def check_can_be_built(env: EnvSource) -> EnvConfig | Callable[[], gym.Env]:
     """Return the settings or function that builds an environment; raise `SettingError` for a ready vector environment and for None."""
     if env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train or evaluate it")

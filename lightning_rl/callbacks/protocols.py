@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
-import gymnasium as gym
 import pytorch_lightning as pl
 from torch import nn
 
@@ -13,14 +12,12 @@ from lightning_rl.data.collector import Collector
 from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvSource
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import State
 
 Kind = TypeVar("Kind")
-Env = EnvConfig | Callable[[], gym.Env] | gym.vector.VectorEnv
-"""Settings, a function that builds one environment, or a ready vector environment, which cannot be built again."""
 
 
 class AlgorithmRun(Protocol):
@@ -33,7 +30,7 @@ class AlgorithmRun(Protocol):
     finished: bool
     updates: int
     max_env_steps: int
-    env: Env
+    env: EnvSource
     spaces: Spaces
     network: PolicyNetwork
     target_networks: list[tuple[nn.Module, nn.Module]]

@@ -167,7 +167,11 @@ Env = EnvConfig | str | Mapping[str, Any] | gym.Env | gym.vector.VectorEnv | Cal
 """What Python code may pass as `env`: settings, an id, an environment to copy, a ready vector environment, or a function that builds one
 environment."""
 EnvSource = EnvConfig | gym.vector.VectorEnv | Callable[[], gym.Env]
-"""Settings of environments, a ready vector environment, or a function that builds one environment."""
+"""Settings of environments, a ready vector environment, which cannot be built again, or a function that builds one environment."""
+if TYPE_CHECKING:
+    EnvSetting = Any  # passed as an `Env`, then converted to an `EnvSource`
+else:  # what config files can hold
+    EnvSetting = EnvConfig
 
 
 def as_config(env: object) -> EnvSource:

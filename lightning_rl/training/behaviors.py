@@ -18,13 +18,13 @@ from typing import Any
 from torch import nn
 
 from lightning_rl.callbacks.iteration import LIGHTNING
-from lightning_rl.callbacks.protocols import Env
 from lightning_rl.config_files import Plain
 from lightning_rl.data.opponents import PolicyOpponent, RandomMoves, Script, ScriptedOpponent
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
+from lightning_rl.envs.config import EnvSource
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import SettingError, as_settings, check_names, closest, nearest
 from lightning_rl.networks.acting import VisiblePolicy
@@ -157,7 +157,7 @@ def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Beh
     return as_behavior(name, Behavior(given["agents"], learner, frozen, origin))
 
 
-def find_sides(env: Env, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
+def find_sides(env: EnvSource, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
     """Return the spaces of each behavior, with the names of its agents, by building one environment.
 
     Raises `SettingError`: an agent has no behavior or two, agents of one behavior have different spaces, a pattern matches no agent, or

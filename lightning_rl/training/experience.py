@@ -19,7 +19,6 @@ from lightning_rl.actors.config import ActorsConfig, make_workers
 from lightning_rl.actors.evaluator import BuildEvaluator
 from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
-from lightning_rl.callbacks.protocols import Env
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.demonstrations import (
@@ -41,7 +40,7 @@ from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
-from lightning_rl.envs.config import count_envs, resolve_in_actor
+from lightning_rl.envs.config import EnvSource, count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
@@ -77,7 +76,7 @@ class Learner(Protocol):
     trainer: pl.Trainer
 
     @property
-    def env(self) -> Env | None: ...
+    def env(self) -> EnvSource | None: ...
     @property
     def network(self) -> PolicyNetwork: ...
     @property
@@ -285,7 +284,7 @@ def generations(algorithm: Learner, actors: ActorsConfig, stochastic: bool, **se
     return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has at least one step
 
 
-def check_can_be_built(env: Env | None, here: bool = False) -> None:
+def check_can_be_built(env: EnvSource | None, here: bool = False) -> None:
     """Raise `SettingError` if actors cannot build their environments; an actor `here`, in this process, may use ready ones."""
     if env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")

@@ -110,8 +110,8 @@ class LearningRun(Run):
         Raises:
             NotFiniteError: an environment of any rank returned NaN or infinity, and `on_nan` is raise or there were too many.
         """
-        collector = self.collector
-        assert collector is not None
+        assert self.dataset is not None
+        collector: Any = self.dataset.collector
         if collector.rows == self.counted_rows:  # the same on all ranks
             return
         self.counted_rows = collector.rows

@@ -14,7 +14,7 @@ import torch
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.iteration import EndIteration, EndRun, user_callbacks
-from lightning_rl.callbacks.protocols import Env, callbacks_of
+from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop
 from lightning_rl.checkpoints.archive import Checkpoint, to_arrays, to_plain
 from lightning_rl.config_files import Plain
@@ -24,7 +24,7 @@ from lightning_rl.data.episodes import EpisodeStatistics, Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.envs.config import changed_task
+from lightning_rl.envs.config import EnvSource, changed_task
 from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import Spaces
@@ -47,7 +47,7 @@ class Run(HookedModule):
     COUNTS = ("env_steps", "updates", "episodes")
     format_version = 1
     """Version of its checkpoint format."""
-    env: Env | None
+    env: EnvSource | None
     spaces: Spaces
     """Observation and action space of one environment."""
     if TYPE_CHECKING:
