@@ -59,7 +59,9 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from lightning_rl.callbacks.recording import RecordDemonstrations as RecordDemonstrations
     from lightning_rl.callbacks.recording import Video as Video
     from lightning_rl.callbacks.stopping import StopOnEvaluation as StopOnEvaluation
+    from lightning_rl.data.replay.hindsight import RelabelConfig as RelabelConfig
     from lightning_rl.data.replay.storage import ReplayConfig as ReplayConfig
+    from lightning_rl.data.self_play import SelfPlayConfig as SelfPlayConfig
     from lightning_rl.demonstrations.dataset import Demonstration as Demonstration
     from lightning_rl.demonstrations.dataset import load_demonstrations as load_demonstrations
     from lightning_rl.demonstrations.recorder import RecordEpisodes as RecordEpisodes
@@ -120,6 +122,8 @@ EXPORTS = {
     "LSTM": "lightning_rl.networks.memory",
     "GRU": "lightning_rl.networks.memory",
     "ReplayConfig": "lightning_rl.data.replay.storage",
+    "RelabelConfig": "lightning_rl.data.replay.hindsight",
+    "SelfPlayConfig": "lightning_rl.data.self_play",
     "CloningConfig": "lightning_rl.training.side_learners",
     "Demonstration": "lightning_rl.demonstrations.dataset",
     "TargetNetworkUpdate": "lightning_rl.callbacks.iteration",
