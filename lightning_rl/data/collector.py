@@ -117,8 +117,8 @@ class RunCollector(Protocol):
 class Collector:
     """Steps N environments, `n_steps` times per iteration.
 
-    An observation is stored once, in an array `[T + 1, N, ...]`: the actor reads row t of it, and the rollout is a view of it. So `act(t, …)`
-    takes no observation, and a rollout on the CPU must be used before collecting the next.
+    An observation is stored once, in an array `[T + 1, N, ...]`: the actor reads row t of it, and the rollout is a view of it. So
+    `act(t, …)` takes no observation, and a rollout on the CPU must be used before collecting the next.
 
     Args:
         network: the policy, with its newest weights in every iteration.
