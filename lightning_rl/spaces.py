@@ -388,7 +388,10 @@ def from_plain(plain: Plain) -> Space:
         shape, dtype = tuple(plain["shape"]), np.dtype(plain["dtype"]).type
         return Box(_expand(plain["low"], shape, dtype), _expand(plain["high"], shape, dtype), shape, dtype)
     if kind == "Discrete":
-        return Discrete(plain["n"], start=plain["start"], dtype=plain.get("dtype", "int64"))
+        n, start = plain["n"], plain["start"]
+        if "dtype" not in plain:  # gymnasium before 1.2.2 has no such argument
+            return Discrete(n, start=start)
+        return Discrete(n, start=start, dtype=plain["dtype"])
     if kind == "MultiDiscrete":
         return MultiDiscrete(plain["nvec"], plain["dtype"], start=plain["start"])
     if kind == "MultiBinary":

@@ -50,6 +50,11 @@ def test_a_space_is_restored_from_plain_data(name):
     assert (again.shape, again.dtype) == (SPACES[name].shape, SPACES[name].dtype)
 
 
+def test_a_discrete_space_of_int64_is_restored_by_versions_of_gymnasium_without_its_dtype(monkeypatch):
+    monkeypatch.setattr("lightning_rl.spaces.Discrete", lambda n, seed=None, start=0: Discrete(n, seed, start))
+    assert from_plain({"type": "Discrete", "n": 5, "start": -2}) == Discrete(5, start=-2)
+
+
 def test_bounds_are_restored_bit_for_bit():
     again = from_plain(to_plain(VECTOR))
     assert again.low.tobytes() == VECTOR.low.tobytes()
