@@ -70,7 +70,8 @@ class Curriculum(pl.Callback):
         return 1 if criteria is None else criteria.window
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
-        self.begin()  # it may have been in another run
+        if pl_module.count == 0:  # else the model continues; a checkpoint is loaded later
+            self.begin()
         if pl_module.counter != "env_steps":
             raise SettingError(f"Curriculum: {type(pl_module).__name__} steps no environments; remove the callback")
         known = pl_module.env.parameters if isinstance(pl_module.env, EnvConfig) else self.parameters

@@ -284,6 +284,16 @@ def test_a_callback_begins_another_run_with_the_first_lesson():
         assert (watch.lessons[0], curriculum.lessons) == ({"length": 0}, {"length": 1})
 
 
+def test_a_model_that_is_fitted_again_continues_with_its_lesson():
+    model = tiny(PPO, "CartPole-v1", max_env_steps=64, env={"parameters": {"length": lessons(EASY)}})
+    own = Curriculum({"length": lessons(EASY)})
+    for lesson in (0, 1):
+        watch = Watch()
+        fit(model, callbacks=[own, watch])
+        assert (watch.lessons[0], own.lessons) == ({"length": lesson}, {"length": 1})
+        model.max_env_steps *= 2
+
+
 def wrapped():
     return EnvParameters(gym.make("CartPole-v1", max_episode_steps=10), as_parameters({"length": 1.0}))
 
