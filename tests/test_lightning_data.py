@@ -5,6 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from lightning_fabric import Fabric
 
 from lightning_rl import A2C, DQN, IMPALA, PPO, SAC, TD3, BehavioralCloning, EvolutionStrategies
 from lightning_rl.data.rollout import make_batch
@@ -28,6 +29,12 @@ def test_batches_of_a_replay_buffer_come_without_a_trainer(algorithm):
     batches = [batch for iteration in islice(dataset, 4) for batch in iteration]
     assert batches and len(dataset.buffer) == dataset.collector.env_steps
     assert len(dataset.sample().reward) == model.batch_size
+
+
+def test_rollouts_come_with_fabric_in_place_of_a_trainer():
+    model = tiny(PPO)
+    Fabric(accelerator="cpu", devices=1).setup_module(model)
+    assert next(iter(model.experience())).reward.shape[:2] == (8, 2) and not model.has_trainer
 
 
 def test_advantages_are_a_call_away():

@@ -202,7 +202,7 @@ class Run(HookedModule):
     def has_trainer(self) -> bool:
         """Return whether it has a Trainer; its experience can be used without one."""
         try:
-            return self.trainer is not None
+            return isinstance(self.trainer, pl.Trainer)  # with Fabric it is something else
         except RuntimeError:  # Lightning's: it is not attached to one
             return False
 
