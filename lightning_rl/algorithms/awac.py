@@ -43,7 +43,7 @@ class AWAC(CriticFields, OfflineFields, Algorithm):
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, 1)
         settings = {**self.network_settings, "layers": self.actor_layers, "log_std_init": self.log_std_init}
-        self.network = Actor(self.spaces, "unit_normal", nn.Identity(), **settings)
+        self.network: Actor = Actor(self.spaces, "unit_normal", nn.Identity(), **settings)
         self.critic = Critic(self.spaces.observation, self.network.distribution.num_features, **ensemble_settings(self))
         self.target = make_target(self.critic)
         self.target_networks = [(self.critic, self.target)]

@@ -45,7 +45,7 @@ class IQL(CriticFields, OfflineFields, Algorithm):
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, 1)
         settings = {**self.network_settings, "layers": self.actor_layers, "log_std_init": self.log_std_init}
-        self.network = Actor(self.spaces, "unit_normal", nn.Identity(), **settings)
+        self.network: Actor = Actor(self.spaces, "unit_normal", nn.Identity(), **settings)
         actions = self.network.distribution.num_features
         self.critic = Critic(self.spaces.observation, actions, **ensemble_settings(self))
         self.value = Critic(self.spaces.observation, 0, ensemble=1, **self.critic_settings)

@@ -70,7 +70,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
-        self.network = Actor(self.spaces, "squashed_normal", nn.Identity(), **actor_settings(self))
+        self.network: Actor = Actor(self.spaces, "squashed_normal", nn.Identity(), **actor_settings(self))
         self.actions = SoftActions(self.network.distribution)
         if self.n_quantiles is not None and self.value_network:
             raise SettingError("n_quantiles cannot be combined with value_network, which learns a mean; leave one out")

@@ -49,7 +49,7 @@ class TD3(CriticFields, ReplayFields, Algorithm):
         super().__post_init__()
         check_box_actions(type(self).__name__, self.spaces.action)
         self.target_update = TargetNetworkUpdate(self.tau, self.policy_delay)
-        self.network = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings, layers=self.actor_layers)
+        self.network: Actor = Actor(self.spaces, "noisy", nn.Tanh(), **self.network_settings, layers=self.actor_layers)
         assert isinstance(self.network.distribution, NoisyAction)
         self.network.distribution.sigma = self.action_noise
         actions = self.network.distribution.num_parts
