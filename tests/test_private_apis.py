@@ -69,6 +69,8 @@ def private_names(tree: ast.Module) -> set[str]:
         match node:
             case ast.Attribute(attr=name):
                 found.add(name)
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                found.add(name)
             case ast.ImportFrom(module=module, names=names) if module and not module.startswith("lightning_rl"):
                 found |= {*module.split("."), *(each.name for each in names)}
     return {name for name in found if PRIVATE.fullmatch(name)} - PUBLIC
