@@ -157,7 +157,7 @@ class Population:
         write_text(self.folder / "schedule.csv", as_csv([["from", *map(shorten_path, paths)], *rows]))
 
     def replay(self, scheduled: Collection[str]) -> dict[str, Value]:
-        """Return the settings that repeat the schedule of the best member; the last value of a setting that takes none, or no number."""
+        """Return the settings that repeat the schedule of the best member; the last value where that is not a schedule of numbers."""
         assert self.best is not None
         periods, found = self.best.periods, dict(self.best.periods[-1].values)
         times = [each.start / self.objective.length for each in periods]
