@@ -13,9 +13,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, flatdim, flatten
 
-from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.types import Tree, tree_leaves, tree_map
+from lightning_rl.types import State, Tree, tree_leaves, tree_map
 
 MASK = "action_mask"
 """The key of the legal actions in an observation or info."""
@@ -358,7 +357,7 @@ def short(space: Space) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def to_plain(space: Space) -> Plain:
+def to_plain(space: Space) -> State:
     """Convert a space to strings, numbers and lists, for checkpoints."""
     if isinstance(space, Dict):
         return {"type": "Dict", "spaces": {key: to_plain(child) for key, child in space.items()}}
@@ -377,7 +376,7 @@ def to_plain(space: Space) -> Plain:
     raise SettingError(f"the space {short(space)} is not supported")
 
 
-def from_plain(plain: Plain) -> Space:
+def from_plain(plain: State) -> Space:
     """Build a space from its plain form. Raises `SettingError`: the type of space is unknown."""
     kind = plain["type"]
     if kind == "Dict":

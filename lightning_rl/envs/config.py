@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import gymnasium as gym
 
-from lightning_rl.config_files import Plain
 from lightning_rl.envs.agents.copies import is_path
 from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
@@ -27,9 +26,9 @@ MAX_ENVS = 10**6
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    Wrapper = str | type[gym.Wrapper] | Plain
+    Wrapper = str | type[gym.Wrapper] | dict[str, Any]
 else:  # what config files can hold
-    Wrapper = str | Plain
+    Wrapper = str | dict[str, Any]
 
 TASK = ("id", "kwargs", "wrappers", "max_episode_steps", "frame_stack", "atari", "parameters", "observe_parameters")
 """Settings that define the task; the others say how many environments run in parallel, and how."""
@@ -71,7 +70,7 @@ class EnvConfig:
     max_episode_steps: int | None = None
     frame_stack: int | None = None
     atari: bool = False
-    parameters: Plain = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
     observe_parameters: bool = False
     step_timeout: float | None = None
     max_restarts: int | None = None
@@ -150,7 +149,7 @@ def changed_task(before: object, now: object) -> list[str]:
     return [f"env.{name}" for name in changed if name != "id" or not is_same]
 
 
-def as_wrapper(wrapper: Wrapper) -> str | Plain:
+def as_wrapper(wrapper: Wrapper) -> str | dict[str, Any]:
     """Replace the class of a wrapper by its path; raise `SettingError` for a function, which config files cannot hold."""
     if isinstance(wrapper, Mapping) and isinstance(wrapper.get("class_path"), type):
         return {**wrapper, "class_path": as_wrapper(wrapper["class_path"])}
