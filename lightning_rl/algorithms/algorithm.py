@@ -230,10 +230,6 @@ class Algorithm(LearningRun):
     def num_envs(self) -> int:
         return count_envs(self.env) * self.spaces.rows
 
-    @property
-    def log_every(self) -> int:
-        return int(self.log_interval or super().log_every)
-
     @cached_property
     def curriculum(self) -> list[Curriculum]:
         """The curriculum of its environments, which the next `fit` continues."""

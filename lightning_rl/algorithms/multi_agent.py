@@ -241,10 +241,6 @@ class MultiAgent(Run):
     def num_envs(self) -> int:
         return count_envs(self.env)
 
-    @property
-    def log_every(self) -> int:
-        return int(self.log_interval or super().log_every)
-
     def count_steps(self) -> None:
         assert isinstance(self.dataset, JointDataset)
         for algorithm in self.algorithms.values():

@@ -50,6 +50,7 @@ class Run(HookedModule):
     env: EnvSource | None
     spaces: Spaces
     """Observation and action space of one environment."""
+    log_interval: int | None
     if TYPE_CHECKING:
 
         @property
@@ -260,8 +261,8 @@ class Run(HookedModule):
 
     @property
     def log_every(self) -> int:
-        """Return the interval between rows of metrics, in counts."""
-        return max(1, self.length // 100)
+        """Return the interval between rows of metrics, in counts: 1 % of the run without `log_interval`."""
+        return int(self.log_interval or max(1, self.length // 100))
 
     def _begin_iteration(self) -> None:
         """Set all scheduled values for the next iteration, before it is collected."""
