@@ -81,8 +81,6 @@ class LearningRun(Run):
     """Number of optimizers that the updates need."""
     optimizer_numbers = slice(None)
     """Which of the Trainer's optimizers belong to it: all, unless it is one of several behaviors."""
-    behavior = ""
-    """The name of its behavior, if several behaviors learn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,10 +93,6 @@ class LearningRun(Run):
         """Compiled losses, which replace the methods during the run."""
         self.unread_steps: list[tuple[Tensor, tuple[Any, ...]]] = []
         """Gradient steps on a GPU whose result is not read yet: whether each was finite, and the arguments of `refuse` if not."""
-
-    def say(self, text: str) -> None:
-        """Print a line for the user on rank 0, with the name of the behavior if there are several."""
-        super().say(f"{self.behavior}: {text}" if self.behavior else text)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Log a value as Lightning does, prefixed with the name of the behavior if there are several."""

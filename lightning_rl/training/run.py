@@ -51,6 +51,8 @@ class Run(HookedModule):
     spaces: Spaces
     """Observation and action space of one environment."""
     log_interval: int | None
+    behavior = ""
+    """The name of its behavior, if it is one of several algorithms that learn together."""
     if TYPE_CHECKING:
 
         @property
@@ -195,9 +197,10 @@ class Run(HookedModule):
         return " · ".join([*means, *(callback.in_short() for callback in self._callbacks_with("in_short"))])
 
     def say(self, text: str) -> None:
-        """Print a line for the user, on rank 0."""
+        """Print a line for the user on rank 0, with the name of the behavior if there are several."""
         if self.global_rank == 0:
-            getattr(self.trainer if self.has_trainer else None, "say", print)(printable(text))
+            line = f"{self.behavior}: {text}" if self.behavior else text
+            getattr(self.trainer if self.has_trainer else None, "say", print)(printable(line))
 
     @property
     def has_trainer(self) -> bool:
