@@ -19,6 +19,7 @@ from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.compiling import CompiledLoss, compiled_losses
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import SampledDataset
+from lightning_rl.data.episodes import Finished
 from lightning_rl.data.replay.sampling import sequence_errors
 from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
 from lightning_rl.distributed import mean_over_ranks
@@ -116,6 +117,10 @@ class LearningRun(Run):
             torch.distributed.all_reduce(total)
             collector.guard.agree(bool(total[2]))
             self.env_steps, self.episodes = int(total[0]), int(total[1])
+
+    def finished_episodes(self) -> dict[str, list[Finished]]:
+        assert self.collector is not None
+        return {"": self.collector.statistics.finished}
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, Tensor]:
         """Fill the reward streams. Return the rollout and its discount, γ · bootstrap, both `[T, N, S]`."""

@@ -20,7 +20,7 @@ from lightning_rl.checkpoints.archive import Checkpoint, to_arrays, to_plain
 from lightning_rl.config_files import Plain
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.collector import RunCollector
-from lightning_rl.data.episodes import EpisodeStatistics, Finished
+from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
@@ -92,6 +92,10 @@ class Run(HookedModule):
 
     def count_steps(self) -> None:
         """Sum the counts over all ranks, if they have changed; all decisions use these numbers."""
+
+    def finished_episodes(self) -> dict[str, list[Finished]]:
+        """Return this rank's episodes that ended in the newest iteration, by behavior."""
+        raise NotImplementedError
 
     def begin_learning(self) -> None:
         """Prepare for updates; devices, optimizers and callbacks are ready."""
@@ -178,13 +182,6 @@ class Run(HookedModule):
     def learner_names(self) -> Sequence[str]:
         """Return the names of the behaviors that learn; empty in a run with one policy."""
         return ()
-
-    def finished_episodes(self) -> dict[str, list[Finished]]:
-        """Return this rank's episodes that ended in the newest iteration, by behavior."""
-        assert self.collector is not None
-        statistics = self.collector.statistics
-        assert isinstance(statistics, EpisodeStatistics)
-        return {"": statistics.finished}
 
     def in_short(self) -> str:
         """Return the mean return and length of episodes, and texts of callbacks, for the progress bar."""
