@@ -228,7 +228,8 @@ class Algorithm(LearningRun):
 
     @property
     def num_envs(self) -> int:
-        return count_envs(self.env) * self.spaces.rows
+        """Return the number of parallel environments of this rank; 1 if the run counts updates and steps none."""
+        return count_envs(self.env) * self.spaces.rows if self.counter == "env_steps" else 1
 
     @cached_property
     def curriculum(self) -> list[Curriculum]:

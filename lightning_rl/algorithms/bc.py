@@ -133,11 +133,6 @@ class BehavioralCloning(Imitation):
         )
 
     @property
-    def num_envs(self) -> int:
-        """Return 1: no environment is stepped."""
-        return 1
-
-    @property
     def planned_updates(self) -> int:
         return self.max_updates
 

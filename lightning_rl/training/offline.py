@@ -43,11 +43,6 @@ class OfflineFields(ReplayFields):
             self.replay = replace(self.replay, demonstrations=self.source)
 
     @property
-    def num_envs(self) -> int:
-        """Return 1 if no environment is stepped."""
-        return super().num_envs if self.online else 1
-
-    @property
     def planned_updates(self) -> int:
         return super().planned_updates if self.online else self.max_updates
 
