@@ -14,7 +14,7 @@ from lightning_rl.distributions import Exploration, state_dependent
 from lightning_rl.envs.stepping import AnyStepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import ActingNetwork, ExploringActor, Precision, RandomActor, StepActor, make_actor, reset_memory
+from lightning_rl.networks.acting import ActingNetwork, Precision, RandomActor, StepActor, TorchActor, make_actor, reset_memory
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -218,7 +218,7 @@ class Collector:
             self.reset()
         obs = tree_index(self._obs, slice(self.n_steps))
         if self._actor is None and self.exploration is not None:
-            self._actor = ExploringActor(self.network, obs, self.exploration, self.precision)
+            self._actor = TorchActor(self.network, obs, self.exploration.generator, self.precision, self.exploration.step)
         elif self._actor is None:
             self._actor = make_actor(self.network, obs, self.generator, self.precision)
         else:

@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Generator, Tensor, nn
 
-from lightning_rl.distributions import Distribution, Exploration
+from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.networks.encoders import OwnEncoder, TreeEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
@@ -158,10 +158,18 @@ class TorchActor:
         obs: arrays `[T, ...]` of the first iteration; see `begin`.
         generator: random generator for sampling, on the network's device.
         precision: a context that sets the network's precision.
+        exploring: a context in which actions are sampled; see `Exploration.step`.
     """
 
-    def __init__(self, network: ActingNetwork, obs: Tree, generator: Generator, precision: Precision = nullcontext) -> None:
-        self.network, self.generator, self.precision = network, generator, precision
+    def __init__(
+        self,
+        network: ActingNetwork,
+        obs: Tree,
+        generator: Generator,
+        precision: Precision = nullcontext,
+        exploring: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.network, self.generator, self.precision, self.exploring = network, generator, precision, exploring
         self.begin(obs)
 
     def begin(self, obs: Tree) -> None:
@@ -175,7 +183,7 @@ class TorchActor:
         device = self.generator.device
         obs = tree_map(lambda leaf: leaf[t].to(device), self.obs)
         start, mask = torch.as_tensor(episode_start, device=device), tree_to_torch(action_mask, device)
-        with self.precision():
+        with self.exploring(), self.precision():
             action, memory = self.network.sample(obs, tree_to_torch(memory, device), start, mask, generator=self.generator)
         self.taken.append(action)
         return self.network.distribution.to_env(tree_to_numpy(action)), memory
@@ -193,18 +201,6 @@ class TorchActor:
     def actions(self) -> Tree:
         """Return all actions as sampled, `[T, N, ...]`."""
         return tree_stack(self.taken)
-
-
-class ExploringActor(TorchActor):
-    """Acts with state-dependent exploration and its generator. Other arguments as for `TorchActor`."""
-
-    def __init__(self, network: ActingNetwork, obs: Tree, exploration: Exploration, precision: Precision = nullcontext) -> None:
-        super().__init__(network, obs, exploration.generator, precision)
-        self.exploration = exploration
-
-    def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> tuple[Tree, Tree]:
-        with self.exploration.step():
-            return super().act(t, memory, episode_start, action_mask)
 
 
 class NumpyActor:
