@@ -150,16 +150,14 @@ class PlannedCLI(CLI):
         flags = self.config["fit"]["trainer"]
         flags["torch_threads"] = flags["torch_threads"] or 1
 
-    def before_fit(self) -> None:
-        """Check that the settings are still those with which the runs began."""
-        super().before_fit()
+    def fit(self, model: Run, init_from: str | None = None, force: bool = False, **arguments: object) -> None:
+        """Train, and report; `force` starts over even if there is a checkpoint.
+
+        Raises `SettingError`: the settings are no longer those with which the runs began.
+        """
         trainer = self.trainer
         if self.plan.settings is not None and (other := first_difference(self.plan.settings, trainer.config)) is not None:
             raise SettingError(f"{other} has changed in a config file since these runs began; change it back, or start new runs")
-
-    def fit(self, model: Run, init_from: str | None = None, force: bool = False, **arguments: object) -> None:
-        """Train, and report; `force` starts over even if there is a checkpoint."""
-        trainer = self.trainer
         monitor = next((each.monitor for each in callbacks_of(trainer, BestModel)), CheckpointConfig.monitor)
         trainer.callbacks.append(ReportRun(self.ask, monitor, self.plan.width))
         if force or last_generation(self.plan.folder / "checkpoints") is None:  # new, or killed before it saved anything
