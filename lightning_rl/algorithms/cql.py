@@ -17,7 +17,7 @@ from lightning_rl.types import Transition, Tree, tree_map
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class CQL(OfflineFields, SAC):  # type: ignore[misc]  # `dataset` is also the experience
+class CQL(OfflineFields, SAC):
     """Lower Q of random actions and of the policy's actions, and raise Q of actions in the data. Box actions only.
 
     Learns from the dataset only; with `online`, also from the environment's steps.

@@ -10,10 +10,8 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
-from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.distributions import SoftActions, SoftSample
 from lightning_rl.errors import SettingError
 from lightning_rl.losses import soft_actor_critic as losses
@@ -85,9 +83,6 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
         self.temperature = Temperature(self.actions.kinds, self.ent_coef, entropy_targets(self.target_entropy, auto))
         self.min_optimizers = 2 + self.temperature.learned
         self.losses = self.losses[: self.min_optimizers]  # type: ignore[misc]  # a temperature that is not learned has none
-
-    def experience(self) -> ReplayDataset:
-        return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)
 
     def training_step(self, batches: Iterator[Transition], batch_idx: int) -> None:
         critic_optimizer, actor_optimizer, *temperature_optimizers = self.own_optimizers

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from torch.optim import Adam, Optimizer
 
-from lightning_rl.actors.config import ActorsConfig
+from lightning_rl.actors.config import IN_A_THREAD, ActorsConfig
 from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, SampledDataset
 from lightning_rl.data.replay.storage import ReplayConfig
@@ -71,6 +71,8 @@ class ReplayFields(AlgorithmPart):
     replay: ReplayConfig = ReplayConfig()
     """Storage and sampling of transitions; see `ReplayConfig`."""
 
+    threaded = False  # a setting of SAC
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.replay = as_settings("replay", ReplayConfig, self.replay)
@@ -83,8 +85,8 @@ class ReplayFields(AlgorithmPart):
         return int(steps if self.gradient_steps == -1 else steps // self.train_freq * self.gradient_steps)
 
     def experience(self) -> SampledDataset:
-        """Return iterations that alternate acting and learning, from the replay buffer."""
-        return self.replay_experience(self.replay_settings, self.replay)
+        """Return iterations that alternate acting and learning, or act in a thread, from the replay buffer."""
+        return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
