@@ -347,11 +347,6 @@ class MultiAgent(Run):
             if learner.collector.is_open:  # type: ignore[union-attr]
                 self._begin(learner, stored["began_at"], stored["progress"])
 
-    def _continue(self) -> None:
-        super()._continue()
-        for algorithm in self.algorithms.values():
-            algorithm.ranks = []
-
     def continue_counts(self) -> None:
         for algorithm in self.algorithms.values():
             algorithm.continue_counts()
@@ -362,6 +357,8 @@ class MultiAgent(Run):
             self.dataset.turns.set_state(self.ranks[0]["data"]["turns"], continues=False)
         for learner in self.learners.values():
             learner.load_buffer(continues)
+        for algorithm in self.algorithms.values():
+            algorithm.ranks = []  # all of it is loaded
 
     def end_learning(self) -> None:
         for algorithm in reversed([*self.algorithms.values()]):  # the first one stores torch's settings from before the run
