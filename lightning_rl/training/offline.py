@@ -42,10 +42,6 @@ class OfflineFields(ReplayFields):
         if self.online and self.source is not None:
             self.replay = replace(self.replay, demonstrations=self.source)
 
-    @property
-    def planned_updates(self) -> int:
-        return super().planned_updates if self.online else self.max_updates
-
     def experience(self) -> SampledDataset:
         """Return batches of the dataset, or with `online` iterations that alternate acting and learning."""
         return super().experience() if self.online else make_offline(self)

@@ -81,6 +81,8 @@ class ReplayFields(AlgorithmPart):
 
     @property
     def planned_updates(self) -> int:
+        if self.counter == "updates":
+            return self.length
         steps = max(0, self.max_env_steps - self.learning_starts)
         return int(steps if self.gradient_steps == -1 else steps // self.train_freq * self.gradient_steps)
 
