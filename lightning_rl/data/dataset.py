@@ -233,7 +233,7 @@ class ReplayDataset(SampledDataset):
         rewards = {name: float(mean) for name, mean in self.mean_rewards.items()}
         return {**{name: getattr(self, name) for name in (*PROGRESS, "rows")}, "mean_rewards": rewards, "replay": self._saving}
 
-    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
+    def set_own_state(self, state: State, new_episodes: str | None) -> None:
         if state["replay"] is not None:
             self.rows = state["rows"]
             self.mean_rewards = {name: torch.tensor(mean) for name, mean in state.get("mean_rewards", {}).items()}
@@ -242,7 +242,6 @@ class ReplayDataset(SampledDataset):
                 setattr(self, name, state[name])
         if new_episodes is not None:
             self.buffer.cut()
-        return new_episodes
 
 
 class OfflineDataset(SampledDataset):

@@ -137,11 +137,10 @@ class GroupDataset(RolloutDataset):
     def own_state(self) -> State:
         return {"paid": None if self.paid is None else self.paid.copy(), "finished": list(self.finished)}
 
-    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
+    def set_own_state(self, state: State, new_episodes: str | None) -> None:
         self.paid = None if new_episodes is not None or state["paid"] is None else np.array(state["paid"])
         self.finished.clear()
         self.finished.extend(state["finished"])
-        return new_episodes
 
 
 def add_group_values(unroll: Unroll, present: Tensor, network: GroupActorCritic, device: torch.device, baselines: bool) -> GroupRollout:

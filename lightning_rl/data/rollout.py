@@ -76,15 +76,19 @@ class ExperienceDataset(IterableDataset[object]):
 
     def set_state(self, state: State) -> str | None:
         """Restore a state before the first iteration. Return None, or the reason why the run cannot continue exactly."""
-        return self.set_own_state(state, self.collector.set_state(state["collector"]))
+        new_episodes = self.collector.set_state(state["collector"])
+        return self.set_own_state(state, new_episodes) or new_episodes
 
     def own_state(self) -> State:
         """Return what to save in addition to the collector's state."""
         return {}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
-        """Restore a state of `own_state`. `new_episodes`: why environments start new episodes, or None. Return the same as `set_state`."""
-        return new_episodes
+        """Restore a state of `own_state`. Return None, or another reason why the run cannot continue exactly.
+
+        `new_episodes`: why environments start new episodes, or None.
+        """
+        return None
 
     def state_dict(self) -> State:
         """Return an empty state. Its existence tells Lightning that a run can be resumed in the middle of an epoch."""

@@ -373,20 +373,19 @@ class JointDataset(ExperienceDataset):
         for dataset in self.datasets.values():
             dataset.end_save(saved)
 
-    def get_state(self) -> State:
-        """Return the state of the world and of each behavior's data."""
+    def own_state(self) -> State:
+        """Return the state of each behavior's data, and of their turns."""
         behaviors = {name: dataset.get_state() for name, dataset in self.datasets.items()}
-        return {"collector": self.joint.get_state(), "behaviors": behaviors, "turns": self.turns.get_state()}
+        return {"behaviors": behaviors, "turns": self.turns.get_state()}
 
-    def set_state(self, state: State) -> str | None:
-        """Restore a state before the first iteration. Return None, or the reason why environments start new episodes."""
-        new_episodes = self.joint.set_state(state["collector"])
+    def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
         self.was_reset = new_episodes is None
         for name, dataset in self.datasets.items():
             stored = state["behaviors"][name]
             collector = stored["collector"] if new_episodes is None else {**stored["collector"], "episodes": None, "open_iteration": None}
             reason = dataset.collector.set_state(collector)
-            new_episodes = dataset.set_own_state(stored, new_episodes or reason)
+            new_episodes = new_episodes or reason
+            dataset.set_own_state(stored, new_episodes)
         if self.turns.opponents:
             self.turns.set_state(state["turns"], continues=self.was_reset)
         return new_episodes
