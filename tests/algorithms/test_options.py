@@ -492,8 +492,9 @@ def test_the_storage_of_rows_does_not_change_what_is_learned(algorithm, tmp_path
     kept = []
 
     def note(buffer: ReplayBuffer) -> None:
-        records = buffer.layout.records
-        kept.append((type(buffer.layout), isinstance(records.base, np.memmap), len(buffer), records.itemsize))
+        layout = buffer.layout
+        records = (layout if isinstance(layout, StoredNext) else layout.table).records
+        kept.append((type(layout), isinstance(records.base, np.memmap), len(buffer), records.itemsize))
 
     def run(replay: dict[str, Any]) -> Tensor:
         model = tiny(algorithm, replay=replay, n_steps=2)

@@ -208,7 +208,7 @@ class StoredNext(RowTable):
         """Do nothing: there is no state in addition to the rows."""
 
 
-class DerivedNext(RowTable):
+class DerivedNext:
     """A layout that stores each next observation once: as the observation of the next row, or in a side table if the episode ended.
 
     Of stacked frames only the newest is stored; the others are taken from the rows before, repeating the first frame of an episode. Each
@@ -228,8 +228,9 @@ class DerivedNext(RowTable):
         self.slots = length + self.spare
         frame, row = self._templates(template, frames)
         self.observations = RowTable(frame, lanes * self.slots, directory)
-        super().__init__(row, lanes * self.slots, directory)
-        self.row: Row = self.columns
+        self.table = RowTable(row, lanes * self.slots, directory)
+        """The rows without their observations."""
+        self.row: Row = self.table.columns
         self.time = np.zeros(lanes, dtype=np.int64)
         """Steps since the start of each ring's episode."""
         self.back = np.zeros(lanes * self.slots, dtype=np.uint8 if frames <= 256 else np.uint16)
@@ -260,7 +261,7 @@ class DerivedNext(RowTable):
                 "set replay.optimize_memory_usage to false"
             )
         next_frame = _newest(next_observation, self.frames, 1)
-        super().write(rows, row._replace(observation=Observation(())))
+        self.table.write(rows, row._replace(observation=Observation(())))
         self.observations.write(rows, _newest(row.observation, self.frames, 1))
         self.observations.write(self.successor(rows), next_frame)
         self.back[rows] = np.minimum(self.time[lanes], self.frames - 1)
@@ -299,7 +300,7 @@ class DerivedNext(RowTable):
         if len(ended):
             for leaf, end in zip(tree_leaves(next_observation), tree_leaves(self.finals.take(final[ended])), strict=True):
                 leaf[ended, -1] = end
-        return self.take(rows)._replace(observation=self._stacked(observation)), self._stacked(next_observation)
+        return self.table.take(rows)._replace(observation=self._stacked(observation)), self._stacked(next_observation)
 
     def _stacked(self, frames: Observation) -> Observation:
         newest = tree_index(frames, (slice(None), -1))
@@ -312,19 +313,19 @@ class DerivedNext(RowTable):
 
     def part_types(self) -> list[np.dtype]:
         frame = self.observations.records.dtype
-        return [self.records.dtype, self.back.dtype, frame, frame]
+        return [self.table.records.dtype, self.back.dtype, frame, frame]
 
     def parts(self, rows: np.ndarray, after: np.ndarray) -> list[np.ndarray]:
         final = self.final_of[rows]
         frames = self.observations.records.take(np.concatenate([rows, after]))
-        return [self.records.take(rows), self.back[rows], frames, self.finals.records.take(final[final >= 0])]
+        return [self.table.records.take(rows), self.back[rows], frames, self.finals.records.take(final[final >= 0])]
 
     def restore(self, rows: np.ndarray, after: np.ndarray, parts: list[np.ndarray]) -> None:
         table, back, frames, finals = parts
         check_lengths(parts[:3], [len(rows), len(rows), len(rows) + len(after)])
         if (back >= self.frames).any():
             raise ValueError("stacks of more frames")
-        self.records[rows], self.back[rows] = table, back
+        self.table.records[rows], self.back[rows] = table, back
         self.observations.records[np.concatenate([rows, after])] = frames
         self._forget_finals(rows)
         ended = rows[self.row.ended[rows]]
