@@ -199,8 +199,7 @@ class ReplayDataset(SampledDataset):
         assert self.learning_starts is not None
         return int((self.steps - self.learning_starts) // self.settings.train_freq)
 
-    def begin_episodes(self) -> None:
-        super().begin_episodes()
+    def cut_episodes(self) -> None:
         self.buffer.cut()
 
     def end_iteration(self) -> None:

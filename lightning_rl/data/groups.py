@@ -127,8 +127,7 @@ class GroupDataset(RolloutDataset):
                 self.finished.extend(self.paid[ended].tolist())
                 self.paid[ended] = 0.0
 
-    def begin_episodes(self) -> None:
-        super().begin_episodes()
+    def cut_episodes(self) -> None:
         self.paid = None
 
     def metrics(self) -> dict[str, float]:

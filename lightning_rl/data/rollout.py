@@ -59,6 +59,10 @@ class ExperienceDataset(IterableDataset[object]):
         collector: Any = self.collector
         collector.reset()
         collector.statistics.forget()
+        self.cut_episodes()
+
+    def cut_episodes(self) -> None:
+        """End what is stored of the current episodes, which do not continue."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of the data itself."""
