@@ -1,7 +1,7 @@
 """One copy of a game with PettingZoo's two APIs, for probing, evaluation, videos and play; PettingZoo itself is not needed."""
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Self
 
 import numpy as np
@@ -13,7 +13,6 @@ from lightning_rl.types import Info, Options, State, StepByAgent, Tree
 
 PIXELS = 24
 """Side of a cell in a rendered image."""
-NUMBERS = ("rewards", "_cumulative_rewards", "terminations", "truncations")
 
 
 def make_one_copy(game: type[Game], render_mode: str | None = None) -> "OneCopy":
@@ -28,6 +27,9 @@ class OneCopy:
         game: class of the game.
         render_mode: `ansi` (text) or `rgb_array`.
     """
+
+    kept: tuple[str, ...] = ("agents",)
+    """The attributes that the next steps depend on, in addition to the game's state."""
 
     def __init__(self, game: type[Game], render_mode: str | None = None) -> None:
         self.game, self.render_mode = game(1), render_mode
@@ -82,12 +84,14 @@ class OneCopy:
 
     def get_state(self) -> State:
         """Return everything that the next steps depend on, as plain data."""
-        return {"game": self.game.get_state(), "agents": list(self.agents)}
+        return {"game": self.game.get_state(), **{name: copy(getattr(self, name)) for name in self.kept}}
 
     def set_state(self, state: State) -> None:
         """Restore a state."""
         self.game.set_state(state["game"])
-        self.agents = list(state["agents"])
+        for name in self.kept:
+            setattr(self, name, copy(state[name]))
+        self.infos = self._make_infos()
 
 
 class ParallelGame(OneCopy):
@@ -111,6 +115,7 @@ class ParallelGame(OneCopy):
 class TurnGame(OneCopy):
     """A turn-based game, as a PettingZoo `AECEnv`."""
 
+    kept = ("agents", "rewards", "_cumulative_rewards", "terminations", "truncations", "agent_selection")
     agent_selection: str
     rewards: dict[str, float]
     _cumulative_rewards: dict[str, float]
@@ -164,14 +169,3 @@ class TurnGame(OneCopy):
         while self.agents and max_iter > 0:
             max_iter -= 1
             yield self.agent_selection
-
-    def get_state(self) -> State:
-        own = {name: dict(getattr(self, name)) for name in NUMBERS}
-        return {**super().get_state(), **own, "agent_selection": self.agent_selection}
-
-    def set_state(self, state: State) -> None:
-        super().set_state(state)
-        for name in NUMBERS:
-            setattr(self, name, dict(state[name]))
-        self._look()
-        self.agent_selection = state["agent_selection"]
