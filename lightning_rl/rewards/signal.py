@@ -34,13 +34,8 @@ class RewardSignal(nn.Module):
         self.returns: ReturnScale | None = None
         """Divides its rewards by the scale of their returns; None: no scaling."""
 
-    @torch.no_grad()
     def forward(self, experience: Experience) -> Tensor:
         """Return the stream's rewards `[...]`, multiplied by `strength`."""
-        return self.reward(experience) * self.strength
-
-    def reward(self, experience: Experience) -> Tensor:
-        """Return the reward of each step, `[...]`, before `strength`."""
         raise NotImplementedError
 
     def gather(self, rollout: Rollout) -> None:
@@ -50,14 +45,6 @@ class RewardSignal(nn.Module):
         """Forget the current episodes: all environments have started new ones."""
         if self.returns is not None:
             self.returns.begin_episodes()
-
-    def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss over steps `[B]`, and metrics by name; only called if there is an optimizer."""
-        raise NotImplementedError
-
-    def configure_optimizer(self) -> Optimizer | None:
-        """Return the optimizer; None if it does not learn."""
-        return None
 
     def get_state(self) -> State:
         """Return the state of this rank's environments; statistics and networks are in the weights."""
@@ -83,7 +70,20 @@ class LearnedSignal(RewardSignal):
         self.learning_rate = learning_rate
         self.normalizer = make_normalizer("running" if normalize else "off", spaces.observation)
 
+    @torch.no_grad()
+    def forward(self, experience: Experience) -> Tensor:
+        return self.reward(experience) * self.strength
+
+    def reward(self, experience: Experience) -> Tensor:
+        """Return the reward of each step, `[...]`, before `strength`."""
+        raise NotImplementedError
+
+    def loss(self, experience: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss over steps `[B]`, and metrics by name."""
+        raise NotImplementedError
+
     def configure_optimizer(self) -> Optimizer:
+        """Return the optimizer of its networks."""
         return FlatAdam(self)
 
 

@@ -227,15 +227,15 @@ class Paid(RewardSignal):
     def __init__(self, gamma: float = 0.5, strength: float = 1.0, ignore_done: bool = False) -> None:
         super().__init__(gamma, strength, ignore_done)
 
-    def reward(self, experience):
-        return experience.next_obs[..., 1] + 0.01 * experience.obs[..., 1]
+    def forward(self, experience):
+        return self.strength * (experience.next_obs[..., 1] + 0.01 * experience.obs[..., 1])
 
 
 class Constant(Paid):
     """Pays 2."""
 
-    def reward(self, experience):
-        return torch.full(experience.terminated.shape, 2.0)
+    def forward(self, experience):
+        return torch.full(experience.terminated.shape, 2.0 * self.strength)
 
 
 @pytest.fixture
