@@ -342,7 +342,8 @@ class Collector:
         if self.interrupted:
             state["interrupted"] = True
         if self._current is not None:
-            current = {"obs": self._current, "memory": self._memory, "start": self._start, "mask": self._mask}
+            obs, start, mask = tree_to_numpy((self._current, self._start, self._mask))
+            current = {"obs": obs, "memory": self._memory, "start": start, "mask": mask}
             if self.exploration is not None:
                 current["exploration"] = self.exploration.get_state()
             state["episodes"] = {"envs": self.stepper.state_dict(), "begin_anew": self._restarts, **current}

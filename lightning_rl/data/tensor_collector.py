@@ -22,7 +22,6 @@ from lightning_rl.types import (
     EnvStep,
     Info,
     Rollout,
-    State,
     Tree,
     tree_index,
     tree_leaves,
@@ -269,11 +268,6 @@ class TensorCollector(Collector):
         obs, empty = tree_index(self._obs_tensor, slice(-1)), torch.zeros(0)
         reward, next_obs = self._rewards.unsqueeze(-1), self._following if len(self._next_obs) else ()
         return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, self._mask_tensor, (), next_obs)
-
-    def get_state(self) -> State:
-        if self._current is not None:
-            self._current, self._start, self._mask = tree_to_numpy((self._current, self._start, self._mask))
-        return super().get_state()
 
 
 def put(rows: Tree, t: int, new: Tree) -> None:
