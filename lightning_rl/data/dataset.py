@@ -129,7 +129,7 @@ class SampledDataset(ExperienceDataset):
             for rows in np.array_split(stored, max(1, len(stored) // 4096)):
                 yield tree_to_torch(buffer.layout.read(rows, rows)[0].observation.obs, self.device)
 
-    def metrics(self) -> dict[str, float]:
+    def reward_metrics(self) -> dict[str, float]:
         """Return `rewards/<signal>` if there are signals other than the environment's reward."""
         return {f"rewards/{name}": float(mean) for name, mean in self.mean_rewards.items()}
 
@@ -211,7 +211,7 @@ class ReplayDataset(SampledDataset):
         """Return `replay/size`, `replay/mean_picks` (draws per row), `replay/age_mean` (transitions newer than a drawn row), and
         `rewards/<signal>` if there are signals other than the environment's reward."""
         age = {"replay/age_mean": float(self.buffer.age(self.rows).mean())} if len(self.rows) else {}
-        return {**super().metrics(), **self.buffer.statistics(), **age}
+        return {**self.reward_metrics(), **self.buffer.statistics(), **age}
 
     def begin_save(self) -> None:
         self._saving = None if self.store is None else self.store.save(self.buffer)
@@ -278,7 +278,7 @@ class OfflineDataset(SampledDataset):
 
     def metrics(self) -> dict[str, float]:
         """Return `train/epochs`, how many times each transition was drawn on average."""
-        return {**super().metrics(), "train/epochs": self.buffer.drawn / len(self.buffer)}
+        return {**self.reward_metrics(), "train/epochs": self.buffer.drawn / len(self.buffer)}
 
     def own_state(self) -> State:
         return {"sampling": self.buffer.sampling_state()}
