@@ -164,6 +164,8 @@ class Collector:
         self._mask_rows = [tree_index(self._masks, t) for t in range(n_steps)]
         self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
         self._flags = {name: np.zeros((n_steps + 1, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
+        stored = self._reward, self._flags, self._masks, self._next_obs
+        self._rewards, self._marks, self._mask_tensor, self._next_tensor = tree_to_torch(stored)
         self._sequence_length: int = network.memory.sequence_length
         self._actor: StepActor | None = None
         self._memory: Tree = ()
@@ -196,7 +198,7 @@ class Collector:
         tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
         memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories]) if len(self._memory) else ()
-        seen, start = self.rollout(), torch.from_numpy(self._flags["start"])
+        seen, start = self.rollout(), self._marks["start"]
         ends = gather_ends(found, partial(allocate, self._space)) if found else NO_ENDS
         flags = seen.terminated, seen.truncated, seen.valid, start
         return Unroll(self._obs_tensor, actor.actions(), (), seen.reward, *flags, seen.action_mask, memory, seen.next_obs, ends)
@@ -278,12 +280,10 @@ class Collector:
         self.statistics.forget(begins)
 
     def rollout(self) -> Rollout:
-        """Return the environments' results of the last iteration, on the CPU; the fields that a network adds are empty."""
-        terminated, truncated, valid, start = (torch.from_numpy(flag[:-1]) for flag in self._flags.values())
-        obs = tree_index(self._obs_tensor, slice(-1))
-        empty, mask = torch.zeros(0), tree_to_torch(self._masks)
-        reward, next_obs = torch.from_numpy(self._reward).unsqueeze(-1), tree_to_torch(self._next_obs)
-        return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, mask, (), next_obs)
+        """Return the environments' results of the last iteration, where they are stored; the fields that a network adds are empty."""
+        terminated, truncated, valid, start = (self._marks[name][:-1] for name in ("terminated", "truncated", "valid", "start"))
+        obs, reward, empty = tree_index(self._obs_tensor, slice(-1)), self._rewards.unsqueeze(-1), torch.zeros(0)
+        return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, self._mask_tensor, (), self._next_tensor)
 
     # ---------------------------------------------------------------- random steps
 

@@ -21,7 +21,6 @@ from lightning_rl.spaces import MASK, Spaces
 from lightning_rl.types import (
     EnvStep,
     Info,
-    Rollout,
     Tree,
     tree_index,
     tree_leaves,
@@ -136,6 +135,7 @@ class TensorCollector(Collector):
         self._obs_tensor = on_device(self._obs)
         self._following = tree_map(torch.zeros_like, tree_index(self._obs_tensor, slice(self.n_steps)))
         """Observations after each step; final observations where it ended an episode."""
+        self._next_tensor = self._following if len(self._next_obs) else ()
         self._mask_tensor = on_device(self._masks)
         self._rewards, self._marks = on_device(self._reward), on_device(self._flags)
         self._is_checked = False
@@ -261,13 +261,6 @@ class TensorCollector(Collector):
         if self.guard.ranks == 1:
             raise error
         self.guard.error = self.guard.error or error
-
-    def rollout(self) -> Rollout:
-        """Return the environments' results of the last iteration, on the device; the fields that a network adds are empty."""
-        terminated, truncated, valid, start = (self._marks[name][:-1] for name in ("terminated", "truncated", "valid", "start"))
-        obs, empty = tree_index(self._obs_tensor, slice(-1)), torch.zeros(0)
-        reward, next_obs = self._rewards.unsqueeze(-1), self._following if len(self._next_obs) else ()
-        return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, self._mask_tensor, (), next_obs)
 
 
 def put(rows: Tree, t: int, new: Tree) -> None:
