@@ -83,6 +83,8 @@ class SharedCollector(Collector):
     stepper: SharedStepper  # type: ignore[assignment]
     is_open = False
     """Whether an iteration has begun and is not full."""
+    learns = True
+    """Whether its behavior learns; otherwise only statistics are kept, and it is never full."""
 
     def open(self, random_steps: int = 0) -> None:
         """Begin an iteration whose first `random_steps` steps have random actions."""
@@ -115,6 +117,10 @@ class SharedCollector(Collector):
         self.stepper.steps.append(step)
         self.now = step.obs, step.mask, step.episode_start, self.sampled[-1].memory
         self.is_open = len(self.sampled) < self.n_steps
+        if not self.is_open and not self.learns:
+            for _ in self.transitions():
+                pass
+            self.open()
         return not self.is_open
 
     def check(self, step: EnvStep, before: Tree) -> EnvStep:
@@ -175,18 +181,6 @@ class SharedCollector(Collector):
         return new_episodes
 
 
-class FrozenCollector(SharedCollector):
-    """The collector of a behavior that acts but does not learn: it is never full, and keeps only statistics."""
-
-    def take(self, step: EnvStep) -> bool:
-        """Store the results of a step. Return False: its iterations are not used."""
-        if super().take(step):
-            for _ in self.transitions():
-                pass
-            self.open()
-        return False
-
-
 class JointStatistics:
     """Statistics of all learning behaviors together, for the run as a whole."""
 
@@ -228,7 +222,7 @@ class JointCollector:
     def __init__(self, world: World, collectors: Mapping[str, SharedCollector]) -> None:
         self.world, self.collectors = world, collectors
         self.name, self.num_envs, self.can_be_saved, self.close = world.name, len(world.copies), world.way is not None, world.close
-        self.learners = {name: each for name, each in collectors.items() if not isinstance(each, FrozenCollector)}
+        self.learners = {name: each for name, each in collectors.items() if each.learns}
         self.n_steps = min(each.n_steps for each in self.learners.values())
         self.statistics = JointStatistics(self.learners)
         self.steps = 0

@@ -34,7 +34,7 @@ from lightning_rl.data.demonstrations import (
 from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.self_play import SelfPlayConfig, SelfPlayOpponent
-from lightning_rl.data.shared import FrozenCollector, SharedCollector, SharedStepper
+from lightning_rl.data.shared import SharedCollector, SharedStepper
 from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize
 from lightning_rl.distributed import of_all_ranks
@@ -236,7 +236,9 @@ def frozen_experience(algorithm: Learner) -> RolloutDataset:
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
     stepper = SharedStepper(algorithm.env.side)
     precision = get_precision_context(algorithm)
-    return RolloutDataset(FrozenCollector(stepper, algorithm.spaces, algorithm.network, FROZEN_STEPS, acting, False, precision), 0)
+    collector = SharedCollector(stepper, algorithm.spaces, algorithm.network, FROZEN_STEPS, acting, False, precision)
+    collector.learns = False
+    return RolloutDataset(collector, 0)
 
 
 def get_precision_context(algorithm: Learner) -> Precision:
