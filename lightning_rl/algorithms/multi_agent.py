@@ -19,6 +19,7 @@ from lightning_rl.config_files import Plain
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.episodes import Finished
+from lightning_rl.data.groups import GroupDataset
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.shared import JointDataset
 from lightning_rl.data.turns import Turns
@@ -154,11 +155,11 @@ class MultiAgent(Run):
 
     def experience(self) -> JointDataset:
         world = make_world(self.env, self.sides, self.global_rank * self.num_envs if self.has_trainer else 0)
-        datasets: dict[str, RolloutDataset | ReplayDataset] = {}
+        datasets: dict[str, RolloutDataset | GroupDataset | ReplayDataset] = {}
         for name, algorithm in self.algorithms.items():
             algorithm.env.side = world.sides[name]
             algorithm.dataset = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
-            if not isinstance(algorithm.dataset, RolloutDataset | ReplayDataset):
+            if not isinstance(algorithm.dataset, RolloutDataset | GroupDataset | ReplayDataset):
                 raise SettingError(f"behavior {name}: {type(algorithm).__name__} cannot learn from the steps of a shared environment")
             datasets[name] = algorithm.dataset
         lengths = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from lightning_rl.data.collector import Ends, Unroll
-from lightning_rl.data.rollout import OnPolicy, RolloutDataset, in_sequences, nearest_sizes, normalize
+from lightning_rl.data.collector import Collector, Ends, Unroll
+from lightning_rl.data.rollout import ExperienceDataset, OnPolicy, RolloutDataset, in_sequences, nearest_sizes, normalize
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.group_critic import GroupActorCritic
 from lightning_rl.returns import gae
@@ -78,13 +78,15 @@ class GroupBatch(NamedTuple):
         return Experience(obs, action, next_obs, (), terminated, weight)
 
 
-class GroupDataset(RolloutDataset):
+class GroupDataset(ExperienceDataset):
     """Endless rollouts of groups with the newest weights.
 
     Args:
         rollouts: dataset of the groups' rows, whose collector is taken over.
         baselines: whether rollouts hold baselines.
     """
+
+    collector: Collector
 
     def __init__(self, rollouts: RolloutDataset, baselines: bool) -> None:
         super().__init__(rollouts.collector, rollouts.iterations)
