@@ -200,6 +200,10 @@ OWN = {
         "exploration_initial_eps": [Option(0.5, given={"exploration_fraction": 0.9})],
         "exploration_final_eps": [Option(0.5)],
         "layer_norm": [Option(False)],
+        "goals": [
+            Option(["goal"], "Crowd-v0", given={"layer_norm": False}),
+            Option(["body"], "Crowd-v0", given={"goals": ["goal"], "layer_norm": False}),
+        ],
     },
     TRPO: {name: rows for name, rows in ON.items() if name not in ("ent_coef", "vf_coef", "critic_burn_in_steps", "share_encoder")}
     | {

@@ -145,11 +145,14 @@ def test_what_was_seen_a_step_before_is_acted_on(kind, algorithm, action):
         settings, steps = settings | {"gradient_steps": 2}, 2 * steps
     env = {"num_envs": 4, "kwargs": {"action": action}}
     settings = {"learning_rate": {"schedule": "linear", "start": 0.01}, "max_env_steps": steps, "net_arch": [16]} | settings
-    model = tiny(algorithm, "tests.environments:Recall-v0", env=env, memory=None if kind is None else kind(16, 8), **settings)
-    fit(model)
-    returned = np.mean([episode.return_ for episode in RolloutEvaluator(episodes=40, num_envs=4).play(model)])
+    returns = []
+    for seed in range(3 if action == "hybrid" else 1):  # one of three may learn to act without looking
+        memory = None if kind is None else kind(16, 8)
+        model = tiny(algorithm, "tests.environments:Recall-v0", env=env, memory=memory, seed=seed, **settings)
+        fit(model)
+        returns.append(np.mean([episode.return_ for episode in RolloutEvaluator(episodes=40, num_envs=4).play(model)]))
     best, blind = {"discrete": (1, 0), "box": (0, -0.5), "hybrid": (1, -0.5)}[action]
-    assert returned < blind + 0.4 if kind is None else returned > best - 0.15
+    assert max(returns) < blind + 0.4 if kind is None else np.median(returns) > best - 0.15
 
 
 @pytest.mark.variants
