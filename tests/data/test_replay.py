@@ -98,6 +98,17 @@ def test_next_observations_are_in_the_same_episode_as_far_ahead_as_the_window_is
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_beyond_the_end_of_a_window_its_last_row_is_repeated_as_the_slots_there_may_be_empty(layout):
+    buffer = buffer_for(Scripted, 20, n_steps=3, optimize_memory_usage=layout)
+    for said in experience([Scripted], np.zeros((3, 1), dtype=int), "SAME_STEP"):
+        buffer.add(*said)
+    row, following, length = buffer.steps(np.array([0, 2]))  # the episode has three steps
+    assert row.observation.obs.tolist() == [[0, 0], [0, 1], [0, 2], [0, 2], [0, 2], [0, 2]]
+    assert following.obs.tolist() == [[0, 1], [0, 2], [0, 3], [0, 3], [0, 3], [0, 3]]
+    assert length.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_windows_by_hand(layout):
     buffer = buffer_for(Scripted, 20, n_steps=3, optimize_memory_usage=layout)
     for said in experience([Scripted], np.zeros((8, 1), dtype=int), "SAME_STEP"):

@@ -297,7 +297,10 @@ class ReplayBuffer:
         return reward.astype(np.float32), np.where(self.layout.row.terminated[last], 0, length), length, last
 
     def steps(self, rows: np.ndarray) -> tuple[Row, Observation, np.ndarray]:
-        """Return all steps of the windows that begin with rows, `[B · n]`: rows, the observations after them, and each window's length."""
+        """Return the steps of the windows that begin with rows, `[B · n]`: rows, the observations after them, and each window's length.
+
+        The last row of a window that is shorter than n is repeated.
+        """
         own = rows < self.first_demonstration
         if self.demonstrations is not None and not own.all():
             parts = self.steps(rows[own]), self.demonstrations.steps(rows[~own] - self.first_demonstration)
@@ -309,9 +312,11 @@ class ReplayBuffer:
                 return both
 
             return tree_map(merge, *parts)
-        window = self.ahead(rows, self.n_steps).reshape(-1)
+        length = self.windows(rows)[2]
+        steps = np.minimum(np.arange(self.n_steps), length[:, None] - 1)  # slots beyond a window's end may be empty
+        window = np.take_along_axis(self.ahead(rows, self.n_steps), steps, 1).reshape(-1)
         row, following = self.layout.read(window, window)
-        return row, following, self.windows(rows)[2]
+        return row, following, length
 
     def stored(self, env: int) -> np.ndarray:
         """Return all rows of an environment, oldest first, including those that cannot be drawn yet."""
