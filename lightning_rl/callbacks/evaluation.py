@@ -334,7 +334,7 @@ class MultiEvaluator(RolloutEvaluator):
 
     @property
     def state_key(self) -> str:
-        return f"{type(self).__qualname__}{{'env': None, 'episodes': 10, 'seed': 10000, 'deterministic': True}}"  # as in 0.1.0
+        return f"{type(self).__qualname__}{{'env': None, 'episodes': 10, 'seed': 10000, 'deterministic': True}}"  # as in old checkpoints
 
     def check(self, algorithm: AlgorithmRun) -> None:
         for each in self.evaluators:

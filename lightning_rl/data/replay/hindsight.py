@@ -185,7 +185,7 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
         computed = float(compute_reward(achieved[0], desired[0], {}))
         reward = over_rows(compute_reward, achieved, desired, float)
     except Exception as error:  # user code may raise anything
-        raise fails(f"compute_reward of {name}", error) from error
+        raise describe_failure(f"compute_reward of {name}", error) from error
     if not np.isclose(computed, float(paid), rtol=1e-4, atol=1e-5):
         why = "relabelled rows would have other rewards; leave out wrappers that change rewards"
         raise SettingError(f"replay.relabel: a step of {name} gives {float(paid):g} but compute_reward returns {computed:g}: {why}")
@@ -196,11 +196,11 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
         except NotImplementedError:
             pass
         except Exception as error:
-            raise fails(f"compute_terminated of {name}", error) from error
+            raise describe_failure(f"compute_terminated of {name}", error) from error
     return GoalReward(reward, terminated)
 
 
-def fails(what: str, error: Exception) -> SettingError:
+def describe_failure(what: str, error: Exception) -> SettingError:
     """Return the error for a function of an environment that cannot be called without infos."""
     return SettingError(f"replay.relabel: {what} fails with an empty info ({type(error).__name__}: {error})")
 
