@@ -20,6 +20,7 @@ from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env as build_env
 from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
+from lightning_rl.envs.wrapper_effects import check_saved_statistics
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
@@ -121,11 +122,14 @@ def load_policy(
         env: the environment, for a file that does not name one, such as a `.zip` of Stable-Baselines3.
 
     Raises:
-        SettingError: the behavior, agent or file does not exist or cannot be read; see `Algorithm.load_from_checkpoint`.
+        SettingError: the behavior, agent or file does not exist or cannot be read; see `Algorithm.load_from_checkpoint`; or an older
+            version trained it on observations of `NormalizeObservation`, whose statistics were not saved.
     """
     if isinstance(source, Run) and env is not None:
         raise SettingError("env is for a file that names no environment; an algorithm has its own")
     algorithm = choose_behavior(source if isinstance(source, Run) else load_run(source, map_location, env), behavior)
+    if env is None and isinstance(algorithm.env, EnvConfig):
+        check_saved_statistics(algorithm.env.wrappers)
     network = deepcopy(algorithm.network) if isinstance(source, Run) else algorithm.network
     return Policy(network.to(map_location), algorithm.spaces)
 

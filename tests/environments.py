@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.wrappers.utils import RunningMeanStd
 
 Reset = tuple[Any, dict[str, Any]]
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -79,6 +80,18 @@ class Reported(gym.Wrapper):
     def step(self, action: Any) -> Step:
         *rest, info = super().step(action)
         return *rest, {"is_success": True} if info and self.seed in self.seeds else {}
+
+
+class Standardized(gym.ObservationWrapper):
+    """Subtracts the mean of all observations so far, and divides by their standard deviation."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.statistics = RunningMeanStd(shape=env.observation_space.shape)
+
+    def observation(self, observation: Any) -> Any:
+        self.statistics.update(observation[None])
+        return ((observation - self.statistics.mean) / np.sqrt(self.statistics.var + 1e-8)).astype(np.float32)
 
 
 class Goals(Scripted):

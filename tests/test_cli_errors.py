@@ -201,6 +201,13 @@ ERRORS = {
         ("--model.memory '{class_path: LSTM, init_args: 5}'", "model.memory.init_args must be a mapping"),
         ("--model.env.kwargs.gravty 3", "CartPole-v1", "env.kwargs are {'gravty': 3}"),
         ("--model.env.wrappers [ClipRewrd]", "env.wrappers", "ClipRewrd", "did you mean ClipReward?"),
+        ("--model.env.wrappers [NormalizeObservation]", "NormalizeObservation", "remove it and set normalize_obs: running"),
+        ("--model.env.wrappers [gymnasium.wrappers.NormalizeReward]", "NormalizeReward", "remove it and set normalize_reward: true"),
+        (
+            "--model.env.wrappers '[{class_path: ClipReward, init_args: {min_reward: -2, max_reward: 2}}]'",
+            "ClipReward",
+            "remove it and set clip_reward: 2",
+        ),
         ("--model.env.wrappers [no.such.Wrapper]", "env.wrappers", "no.such.Wrapper"),
         ("--model.env.wrappers [GrayscaleObservation]", "env.wrappers: GrayscaleObservation rejects", "3 channels"),
         ("--model.env.wrappers '[{class_path: ClipReward, init_args: {mim_reward: 0}}]'", "ClipReward rejects", "mim_reward"),

@@ -28,7 +28,7 @@ from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig, EnvSource, single_env_config
-from lightning_rl.envs.make import make_env
+from lightning_rl.envs.make import describe_wrappers, make_env
 from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
@@ -162,6 +162,8 @@ class RolloutEvaluator(pl.Callback):
     def check(self, algorithm: AlgorithmRun) -> None:
         """Raise `SettingError` if the environment cannot be built for an evaluation, or the opponent does not exist or fit."""
         check_can_be_built(algorithm.env if self.env is None else self.env)
+        for line in () if self.env is None else describe_wrappers(self.env):
+            algorithm.say(f"in evaluations: {line}")
         if self.opponent != "random":
             algorithm.make_opponent(self.opponent, 1)
 

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from lightning_rl import policy
 from lightning_rl.algorithms.algorithm import Algorithm
@@ -20,6 +21,7 @@ from lightning_rl.demonstrations.dataset import summarize as summarize_demonstra
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrations
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.envs.video import check_renders, load_ffmpeg, name_episodes
 from lightning_rl.errors import SettingError, as_settings, check_range, check_seed, printable
 from lightning_rl.exporting.export import export_policy
@@ -45,9 +47,17 @@ def read_env(text: str | None) -> EnvConfig | None:
     return None if text is None else as_settings("--env", EnvConfig, parse(text, "--env") if text.startswith("{") else {"id": text})
 
 
+def load_to_play(path: str | Path, options: Namespace) -> Any:
+    """Load the algorithm of a checkpoint, and print how wrappers of its environment affect what is played."""
+    algorithm = policy.load_with_env(path, read_env(options.env))
+    for line in describe_wrappers(algorithm.env) if not getattr(options, "json", False) else ():
+        print(printable(line))
+    return algorithm
+
+
 def evaluate(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy and print their statistics."""
-    algorithm = policy.load_with_env(options.ckpt_path, read_env(options.env))
+    algorithm = load_to_play(options.ckpt_path, options)
     numbers = options.episodes, options.seed, options.num_envs
     result = policy.evaluate(algorithm, *numbers, not options.stochastic, options.max_episode_steps, options.opponent)
     if options.json:
@@ -71,7 +81,7 @@ def play_with_trainer(method: str, options: Namespace) -> int:
     """Call a method of the Trainer with the algorithm of a checkpoint, and print the metrics that it returns."""
     redirect_notices()
     path = best_of(options.ckpt_path)
-    algorithm = policy.load_with_env(path, read_env(options.env))
+    algorithm = load_to_play(path, options)
     config = (run_of(path) or path.parent) / "config.yaml"  # a shared agent has it in the same folder
     settings = read_config(str(config)).get("evaluation") if config.is_file() else None
     try:
@@ -118,7 +128,7 @@ def collect(options: Namespace) -> int:
         raise SettingError("collect --replay saves all steps of the replay buffer: leave out --episodes, --seed and --deterministic")
     new_folder(dataset_id(options.dataset), options.force)
     ckpt_path = checkpoint_of(options.ckpt_path, "ckpt_path", "last.ckpt") if options.replay else options.ckpt_path
-    algorithm = policy.load_with_env(ckpt_path, read_env(options.env))
+    algorithm = load_to_play(ckpt_path, options)
     if algorithm.spaces.agents:
         raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
     # one environment, so that the policy acts bit for bit as from load_policy
@@ -153,7 +163,7 @@ def record(options: Namespace) -> int:
     ckpt_path = best_of(options.ckpt_path)
     files = video_files(videos_of(ckpt_path) if options.out is None else options.out, options.episodes)
     load_ffmpeg("lightning-rl record")
-    algorithm = policy.load_with_env(ckpt_path, read_env(options.env))
+    algorithm = load_to_play(ckpt_path, options)
     check_renders(algorithm.env, "lightning-rl record")
     episodes = policy.record_episodes(algorithm, files, options.seed, limit, may_cut=limit is not None)
     for file, episode in zip(files, episodes, strict=True):

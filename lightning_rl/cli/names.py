@@ -139,7 +139,7 @@ def check_option(option: str, algorithm: str, names: list[str]) -> None:
     if section == "model" and key:
         check_model(algorithm, "--model.", [key], names)
         if key == "env" and inner.startswith("wrappers."):
-            form = "--model.env.wrappers '[{class_path: ClipReward, init_args: {min_reward: -1}}]'"
+            form = "--model.env.wrappers '[{class_path: RepeatAction, init_args: {num_repeats: 2}}]'"
             raise SettingError(f"{option}: arguments of a wrapper go into the list, such as {form}")
         if key in PARTS and inner:
             check_names(f"--model.{key}.", [inner.partition(".")[0]], settings_of_section(key))

@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing, redirect_stderr
+from copy import deepcopy
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
 from lightning_rl.envs.agents.vmas import VmasCopies, is_vmas
@@ -28,6 +29,7 @@ from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv
 from lightning_rl.envs.tensors import PREFIX, HostView, gives_tensors, register_torch_control
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
+from lightning_rl.envs.wrapper_effects import check_wrappers, describe_effects, effects_by_class, find_effects
 from lightning_rl.errors import SettingError, closest_of, missing_extra, nearest, place_in_code
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_index
@@ -60,6 +62,7 @@ def make_vector_env(env: EnvSource, num_envs: int = DEFAULT_NUM_ENVS, first: int
     chosen = isinstance(env, EnvConfig) and env.vectorization == "auto"
     env = resolve_vectorization(env)
     if isinstance(env, VectorEnv):
+        check_wrappers(env)
         return HostView(env) if gives_tensors(env) else env
     if not isinstance(env, EnvConfig):
         return TurnVectorEnv([partial(make_env, env)] * num_envs)
@@ -67,6 +70,7 @@ def make_vector_env(env: EnvSource, num_envs: int = DEFAULT_NUM_ENVS, first: int
         return _make_envpool(env)
     if env.vectorization == "native":
         envs = _build(env, partial(gym.make_vec, env.id, env.num_envs, "vector_entry_point", **env.arguments))
+        check_wrappers(envs)
         return HostView(envs) if gives_tensors(envs) else envs
     build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "async":
@@ -97,7 +101,10 @@ def make_env(config: EnvSource, index: int = 0) -> gym.Env:
         if not isinstance(built, gym.Env) and not has_agents(built):
             name = getattr(config, "__name__", "a function")
             raise SettingError(f"{name} must return a gymnasium.Env, or an environment of several agents; it returned {built!r}")
-        return wrap_agents(built, type(built).__name__, index) if has_agents(built) else with_mask_info(built)
+        if has_agents(built):
+            return wrap_agents(built, type(built).__name__, index)
+        check_wrappers(built)
+        return with_mask_info(built)
     if config.has_agents:
         arguments = vmas_arguments(config) if is_vmas(config.id) else config.kwargs
         agents = wrap_agents(_build(config, partial(find_builder(config.id), **arguments)), config.id, index)
@@ -116,6 +123,7 @@ def make_env(config: EnvSource, index: int = 0) -> gym.Env:
             env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
     for wrapper in config.wrappers:
         env = _wrap(env, wrapper)
+    check_wrappers(env)
     if config.parameters:
         env = EnvParameters(env, as_parameters(config.parameters), index, config.observe_parameters)
     if config.frame_stack or config.atari:
@@ -151,6 +159,7 @@ def probe_spaces(env: EnvSource, joint: str = "") -> Spaces:
 
 def _probe_spaces(env: EnvSource, joint: str) -> Spaces:
     if isinstance(env, VectorEnv):
+        check_wrappers(env)
         return _find_masks(env, single_spaces(env), "the environment")
     if isinstance(env, EnvConfig) and env.vectorization == "native":
         envs = make_vector_env(env)
@@ -189,6 +198,26 @@ def _find_masks(env: gym.Env | VectorEnv, spaces: Spaces, name: str) -> Spaces:
     spaces = spaces._replace(masked=spaces.masked or MASK in info)
     make_masks(spaces, f"environment {{}} of {name}")
     return spaces
+
+
+def describe_wrappers(env: EnvSource) -> list[str]:
+    """Return lines for the user about an environment's wrappers that change rewards or depend on earlier episodes.
+
+    Raises `SettingError`: a setting replaces one of them.
+    """
+    builders: list[Callable[[], gym.Env | VectorEnv]] = []
+    if isinstance(env, VectorEnv):
+        builders = [] if gives_tensors(env) else [partial(deepcopy, env)]
+        if isinstance(inner := env.unwrapped, SyncVectorEnv):
+            builders.append(partial(deepcopy, inner.envs[0]))
+        elif isinstance(inner, AsyncVectorEnv):
+            builders.append(inner.env_fns[0])
+    elif not isinstance(env, EnvConfig):
+        builders = [partial(make_env, env)] if callable(env) else []
+    elif env.vectorization != "envpool" and not env.has_agents and (env.wrappers or find_user_module(env.id)):
+        native = env.vectorization == "native"
+        builders = [partial(make_vector_env, env) if native else partial(make_env, single_env_config(env))]
+    return describe_effects([*effects_by_class(env), *(each for build in builders for each in find_effects(build))])
 
 
 class EnvPool(VectorWrapper):

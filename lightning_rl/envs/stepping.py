@@ -16,8 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper, WorldStepper
-from lightning_rl.envs.agents.teams import TeamStepper
+from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper, TeamStepper, WorldStepper
 from lightning_rl.envs.agents.vmas import BatchedStepper, is_vmas
 from lightning_rl.envs.agents.world import World
 from lightning_rl.envs.config import EnvConfig, EnvSource, count_envs

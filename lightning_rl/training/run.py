@@ -25,6 +25,7 @@ from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import merge_metrics, of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvSource, changed_task
+from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import Spaces
@@ -248,6 +249,8 @@ class Run(HookedModule):
         one_thread()  # also in processes that Lightning spawned
         self._agree_on_count()
         self.log_rows = RunLog(self.log_every, self.count)
+        for line in describe_wrappers(self.env) if self.env is not None else ():
+            self.say(line)
         self.begin_learning()
         if self.count:
             self._continue()

@@ -182,7 +182,7 @@ def test_auto_steps_several_copies_together(env_id):
         {"vectorization": "sync"},
         {"num_envs": 3},
         {"id": "MountainCarContinuous-v0", "num_envs": 7},
-        {"wrappers": ["NormalizeReward"]},
+        {"wrappers": ["TimeAwareObservation"]},
         {"frame_stack": 2},
         {"parameters": {"gravity": 5.0}},
         {"kwargs": {"render_mode": "rgb_array"}},

@@ -31,7 +31,7 @@ ENVIRONMENTS = {
     "MountainCar": EnvConfig("MountainCar-v0", max_episode_steps=30, frame_stack=3),
     "FrozenLake": EnvConfig("FrozenLake-v1"),
     "CliffWalking with statistics": EnvConfig("CliffWalking-v1", max_episode_steps=30, wrappers=["RecordEpisodeStatistics"]),
-    "normalized": EnvConfig("Pendulum-v1", max_episode_steps=30, wrappers=["NormalizeObservation", "NormalizeReward"]),
+    "normalized": EnvConfig("Pendulum-v1", max_episode_steps=30, wrappers=["tests.environments.Standardized"]),
     "LunarLander": EnvConfig("LunarLander-v3"),
     "HalfCheetah": EnvConfig("HalfCheetah-v5", max_episode_steps=30),
     "Ant": EnvConfig("Ant-v5", max_episode_steps=40),
@@ -287,7 +287,7 @@ def line_between(before: VectorEnv, after: VectorEnv, first: EnvConfig | None = 
 @pytest.mark.variants
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(
-    "change", [{"kwargs": {"g": 5.0}}, {"max_episode_steps": 20}, {"wrappers": ["NormalizeReward"]}, {"frame_stack": 2}]
+    "change", [{"kwargs": {"g": 5.0}}, {"max_episode_steps": 20}, {"wrappers": ["TimeAwareObservation"]}, {"frame_stack": 2}]
 )
 def test_changed_settings_win_over_a_saved_state(vectorization, change):
     first = replace(PENDULUM, vectorization=vectorization)

@@ -7,7 +7,7 @@ import pytest
 from gymnasium.spaces import Discrete
 from numpy.testing import assert_allclose
 
-from lightning_rl.envs.agents.teams import TeamStepper
+from lightning_rl.envs.agents.stepper import TeamStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper

@@ -23,7 +23,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -42,6 +42,7 @@ TRIAL_STEPS = 16
 
 AnyEnv = gym.Env | VectorEnv
 State = dict[str, Plain]
+T = TypeVar("T")
 
 _chosen: dict[str, str | None] = {}
 
@@ -170,19 +171,23 @@ def _restore(env: AnyEnv, state: State) -> bool:
 def choose_way(build: Callable[[], AnyEnv], key: str | None = None) -> str | None:
     """Return the first way of saving that is exact for what `build` builds, or None. Results are cached by `key`."""
     if key is None:
-        return _try_in_child(build)
+        return run_apart(partial(_try_ways, build))
     if key not in _chosen:
-        _chosen[key] = _try_in_child(build)
+        _chosen[key] = run_apart(partial(_try_ways, build))
     return _chosen[key]
 
 
-def _try_in_child(build: Callable[[], AnyEnv]) -> str | None:
-    """Try the ways in a child process, so that this one is not affected and does not wait for an environment that hangs."""
+def run_apart(trial: Callable[[float], T]) -> T | None:
+    """Try environments in a child process, so that this one is not affected and does not wait for an environment that hangs.
+
+    `trial` gets the time by which it must end. Returns None if it does not, or if the child dies.
+    """
+    deadline = time.monotonic() + MAX_TRIAL_SECONDS
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
-        return _try_ways(build)
+        return _run_silently(trial, deadline)
     context = multiprocessing.get_context("fork")  # works with any function
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send_way, args=(build, theirs), daemon=True)
+    process = context.Process(target=_send_result, args=(trial, deadline, theirs), daemon=True)
     try:
         process.start()
     except OSError:  # no memory for another process
@@ -201,27 +206,30 @@ def _try_in_child(build: Callable[[], AnyEnv]) -> str | None:
         process.close()
 
 
-def _send_way(build: Callable[[], AnyEnv], pipe: Connection) -> None:
+def _send_result(trial: Callable[[float], object], deadline: float, pipe: Connection) -> None:
     follow_parent()
     faulthandler.disable()
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # libraries bypass Python's streams
         os.dup2(null, stream)
     try:
-        pipe.send(_try_ways(build))
+        pipe.send(_run_silently(trial, deadline))
     finally:
         os._exit(0)  # without running the parent's exit handlers
 
 
-def _try_ways(build: Callable[[], AnyEnv]) -> str | None:
+def _run_silently(trial: Callable[[float], T], deadline: float) -> T:
     generators = random.getstate(), np.random.get_state()
-    deadline = time.monotonic() + MAX_TRIAL_SECONDS
     try:
         with open(os.devnull, "w") as null, redirect_stdout(null), redirect_stderr(null), warnings.catch_warnings(action="ignore"):
-            return next((way for way in WAYS if is_exact(build, way, deadline)), None)
+            return trial(deadline)
     finally:
         random.setstate(generators[0])
         np.random.set_state(generators[1])
+
+
+def _try_ways(build: Callable[[], AnyEnv], deadline: float) -> str | None:
+    return next((way for way in WAYS if is_exact(build, way, deadline)), None)
 
 
 def is_exact(build: Callable[[], Any], way: str, deadline: float) -> bool:
