@@ -1,6 +1,7 @@
 """User errors in one sentence: the key, its value, the reason and the fix."""
 
 import difflib
+import dis
 import errno
 import math
 import os
@@ -30,10 +31,12 @@ def short_number(number: float) -> str:
 
 
 class SettingError(Exception):
-    """A setting, file or environment that cannot be used. The command line prints it as one line and exits with status 2.
+    """A setting, file or environment that cannot be used. The command line prints it as one line and exits with its `status`.
 
     Not a `ValueError`: jsonargparse would treat that as a wrong type and hide the message.
     """
+
+    status = 2
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message)))
@@ -65,8 +68,39 @@ class NotFiniteError(SettingError):
     """A value is NaN or infinite. The run stops; it can be resumed from its last save."""
 
 
+class ProgramEndedError(SettingError):
+    """An environment called `sys.exit()`, or raised `KeyboardInterrupt` or another error that is no `Exception`."""
+
+    status = 3
+
+
+def keep_running(error: BaseException, who: str) -> None:
+    """Raise `ProgramEndedError` for an error of user code that would end the program, such as `SystemExit`; do nothing for others.
+
+    `who`: the environment, for the message. Ctrl-C by the user is raised again.
+    """
+    if isinstance(error, Exception):
+        return
+    if isinstance(error, GeneratorExit) or is_interrupt(error):
+        raise error
+    what = f"{type(error).__name__}{f' {error}' if str(error) else ''}"
+    raise ProgramEndedError(f"{who} tried to end the program by {what}{place_in_code(error)}") from error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is Ctrl-C by the user: a `KeyboardInterrupt` that no line of Python raised."""
+    place = error.__traceback__
+    if not isinstance(error, KeyboardInterrupt) or place is None:
+        return False
+    while place.tb_next is not None:
+        place = place.tb_next
+    return place.tb_frame.f_code.co_code[place.tb_lasti] != dis.opmap["RAISE_VARARGS"]
+
+
 class LostRankError(Exception):
-    """Another process of the run was killed or failed. The command line prints it as one line and exits with status 1."""
+    """Another process of the run was killed or failed. The command line prints it as one line and exits with its `status`."""
+
+    status = 1
 
 
 class RunStoppedError(Exception):

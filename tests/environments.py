@@ -5,7 +5,9 @@ Each is registered, so that `tests.environments:Scripted-v0` builds it by its id
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -119,6 +121,46 @@ class GoalsBox(Goals):
     """The same with a Box of actions."""
 
     action_space = Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Quits(Scripted):
+    """Ends the program in one of its methods, at the `at`-th call of it in this process."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    calls = 0
+    ends: ClassVar[dict[str, Callable[[], object]]] = {
+        "exits": lambda: sys.exit(0),
+        "interrupts": lambda: throw(KeyboardInterrupt()),
+        "raises": lambda: throw(BaseException("window closed")),
+        "is interrupted": lambda: signal.default_int_handler(signal.SIGINT, None),
+    }
+
+    def __init__(self, how: str = "exits", where: str = "step", at: int = 1, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.how, self.where, self.at, self.render_mode = how, where, at, render_mode
+        self.end("__init__")
+
+    def end(self, where: str) -> None:
+        if where == self.where:
+            Quits.calls += 1
+            if Quits.calls == self.at:
+                self.ends[self.how]()
+
+    def step(self, action: Any) -> Step:
+        self.end("step")
+        return super().step(action)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        self.end("reset")
+        return super().reset(seed=seed, options=options)
+
+    def render(self) -> Any:
+        self.end("render")
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def throw(error: BaseException) -> None:
+    raise error
 
 
 class Image(Scripted):
@@ -384,7 +426,7 @@ class Choosy(Scripted):
         return [action - 1] if self.action == "discrete" else list(action)
 
 
-SCRIPTED = (Anything, Choosy, Scripted, ScriptedDict, ScriptedBox, Goals, GoalsBox, Image, ImageBox, Crowd, CrowdBox)
+SCRIPTED = (Anything, Choosy, Scripted, ScriptedDict, ScriptedBox, Goals, GoalsBox, Quits, Image, ImageBox, Crowd, CrowdBox)
 PROBES = (ConstantReward, DelayedReward, ObservedReward, ObservedAction, Recall, Endless)
 for environment in SCRIPTED + PROBES:
     gym.register(f"{environment.__name__}-v0", f"{__name__}:{environment.__name__}")

@@ -87,7 +87,7 @@ class ProcessWorkers(RemoteWorkers):
             if self.processes[i].process.exitcode == RAN_THE_PROGRAM:
                 raise SettingError(UNGUARDED) from None
             return reason
-        if isinstance(received, WorkerError):
+        if isinstance(received, WorkerError | str):
             return received
         (finished, answer), slot = received, call.handle
         packed: Packed = answer.value

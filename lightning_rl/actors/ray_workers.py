@@ -28,7 +28,7 @@ class RayWorker:
     def __init__(self, index: int, restarts: int, made_of: bytes) -> None:
         self.remote, self.version = RemoteWorker(index, restarts, made_of), -1
 
-    def answer(self, version: int, weights: dict[str, np.ndarray], method: str, arguments: bytes) -> Answer | WorkerError:
+    def answer(self, version: int, weights: dict[str, np.ndarray], method: str, arguments: bytes) -> Answer | WorkerError | str:
         """Answer a call with the published weights; the value is pickled, because its arrays would otherwise be read-only."""
 
         def update_weights(network: nn.Module) -> int:
@@ -102,10 +102,10 @@ class RayWorkers(RemoteWorkers):
 
     def _answer(self, i: int, call: Call) -> tuple[float, Answer] | WorkerError | str:
         try:
-            answer: Answer | WorkerError = self.ray.get(call.handle)
+            answer: Answer | WorkerError | str = self.ray.get(call.handle)
         except self.ray.exceptions.RayError as error:
             return shorten(str(error).splitlines()[0], 100, placeholder=" …")
-        return answer if isinstance(answer, WorkerError) else (call.asked, answer._replace(value=pickle.loads(answer.value)))
+        return answer if isinstance(answer, WorkerError | str) else (call.asked, answer._replace(value=pickle.loads(answer.value)))
 
 
 def join_cluster(ray: ModuleType, cpus: int, address: str | None, setting: str) -> None:

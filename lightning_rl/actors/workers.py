@@ -19,6 +19,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.errors import ProgramEndedError
 from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, FailureLimit, WorkerError, error_line
 from lightning_rl.threads import one_thread
 
@@ -304,8 +305,13 @@ class RemoteWorker:
             self.worker = build(self.index, self.restarts, self.network)
         return make_answer(self.index, self.worker, update_weights(self.network), method, arguments)
 
-    def describe_error(self, error: Exception) -> WorkerError:
-        """Return the error to raise where the answer is awaited, with the traceback of the original error."""
+    def describe_error(self, error: Exception) -> WorkerError | str:
+        """Return the error to raise where the answer is awaited, with the traceback of the original error.
+
+        If an environment tried to end this process, return the reason why the worker is to be restarted.
+        """
+        if isinstance(error, ProgramEndedError):
+            return str(error)
         described = WorkerError(f"actor {self.index} raised {error_line(error)}")
         described.add_note(traceback.format_exc())
         return described

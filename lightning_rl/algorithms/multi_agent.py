@@ -88,7 +88,7 @@ class MultiAgent(Run):
                 try:
                     learner = behavior.learner(SharedEnv(self.num_envs), spaces=side, max_env_steps=max_env_steps * side.rows)
                 except SettingError as error:
-                    raise SettingError(f"behavior {name}: {error}") from error
+                    raise type(error)(f"behavior {name}: {error}") from error
             check_learner(name, learner)
             learner.behavior = name
             algorithms[name] = learner

@@ -152,7 +152,7 @@ class RolloutEvaluator(pl.Callback):
         except SettingError as error:
             if not (algorithm.has_trainer and algorithm.trainer.state.fn == TrainerFn.FITTING):
                 raise
-            raise SettingError(f"{error}; an evaluation builds {num_envs} of its own; --evaluation null turns it off") from error
+            raise type(error)(f"{error}; an evaluation builds {num_envs} of its own; --evaluation null turns it off") from error
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), isolate_rng():
             if self.env is not None and isinstance(player, EpisodePlayer):

@@ -19,7 +19,7 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import check_savers, follow_evaluations, forget_reasons
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError, check_range, is_interrupt
 
 Network = TypeVar("Network", bound=nn.Module)
 REFUSED_CALLBACKS = {
@@ -134,7 +134,7 @@ class EndRun(pl.Callback):
         self.before = self.during = before
 
     def on_exception(self, trainer: pl.Trainer, pl_module: AlgorithmRun, exception: BaseException) -> None:
-        if isinstance(exception, Exception):  # no save after a second Ctrl-C
+        if not is_interrupt(exception):  # a second Ctrl-C ends the run at once
             for saver in callbacks_of(trainer, SaveCheckpoints):
                 saver.save_after_error(trainer, pl_module)
         self.teardown(trainer, pl_module, "fit")

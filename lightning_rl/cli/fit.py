@@ -235,9 +235,10 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise
     except kinds as error:
         causes = list(causes_of(error))
-        refusal = next((cause for cause in causes if isinstance(cause, SettingError)), None)
+        if refusal := next((cause for cause in causes if isinstance(cause, SettingError)), None):
+            raise type(refusal)(refusal) from error
         of_user = next(filter(place_in_code, causes), None)
-        if refusal is None and of_user is not None and not isinstance(of_user, ValueError | ArgumentError | MisconfigurationException):
+        if of_user is not None and not isinstance(of_user, ValueError | ArgumentError | MisconfigurationException):
             raise of_user from of_user.__cause__
         place = "" if of_user is None else place_in_code(of_user)
         text = explain(str(error)) if isinstance(error, ArgumentError) else str(error) or type(error).__name__
@@ -245,4 +246,4 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
             r"Union subtypes.*?Errors:\s+- (?:Problem with given class_path '\S+':\s+)?(.+?)(?:\s+- (?:Expected|Not a valid)|$)", text, re.S
         ):
             text = found[1]
-        raise SettingError(refusal or f"{text}{place}") from error
+        raise SettingError(f"{text}{place}") from error

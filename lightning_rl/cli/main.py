@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program and return its exit status.
 
     0: success. 1: an error in the user's code or in ours, or the loss of another process of the run. 2: wrong input, or output that cannot
-    be written. 130: Ctrl-C. 141: a closed pipe.
+    be written. 3: an environment tried to end the program. 130: Ctrl-C. 141: a closed pipe. 143: another signal.
     """
     raise_when_interrupted()
     arguments = sys.argv[1:] if argv is None else argv
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             raise
         print(one_line(str(error)), file=sys.stderr)
-        return 2 if isinstance(error, SettingError) else 1
+        return error.status
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:

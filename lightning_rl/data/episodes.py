@@ -263,7 +263,7 @@ class Seat:
             obs, paid, terminated, truncated, info = self.env.step(action)
         except (SettingError, OSError):  # OSError: of wrappers that write files
             raise
-        except Exception as error:  # a user's environment may raise anything
+        except BaseException as error:  # a user's environment may raise anything
             raise self.contract.failure(error) from error
         self.contract.check_obs(obs)
         self.contract.check_reward(paid)

@@ -14,7 +14,7 @@ from lightning_rl.data.collector import NO_ENDS, Collector, Ends, Unroll
 from lightning_rl.envs import SUCCESS
 from lightning_rl.envs.stepping import Stepper
 from lightning_rl.envs.tensors import HostView, on_host
-from lightning_rl.errors import NotFiniteError, SettingError
+from lightning_rl.errors import NotFiniteError, SettingError, keep_running
 from lightning_rl.nan_policy import first_bad
 from lightning_rl.networks.acting import ActingNetwork
 from lightning_rl.spaces import MASK, Spaces
@@ -184,7 +184,11 @@ class TensorCollector(Collector):
                 action, memory = self.network.sample(seen, memory, start, allowed, generator=self.generator)
             taken.append(action)
             sent = tree_map(lambda leaf: leaf.to(self.envs.device), self.network.distribution.to_env(action))
-            result = self.envs.step(sent)
+            try:
+                result = self.envs.step(sent)
+            except BaseException as error:
+                keep_running(error, self.name)
+                raise
             if not self._is_checked:
                 check_step(self.name, result, seen, self.num_envs)
                 self._is_checked = True

@@ -30,7 +30,7 @@ from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv
 from lightning_rl.envs.tensors import PREFIX, HostView, gives_tensors, register_torch_control
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.envs.wrapper_effects import check_wrappers, describe_effects, effects_by_class, find_effects
-from lightning_rl.errors import SettingError, closest_of, missing_extra, nearest, place_in_code
+from lightning_rl.errors import SettingError, closest_of, keep_running, missing_extra, nearest, place_in_code
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_index
 
@@ -95,8 +95,9 @@ def make_env(config: EnvSource, index: int = 0) -> gym.Env:
             built = config()
         except SettingError:
             raise
-        except Exception as error:  # a constructor may raise anything
+        except BaseException as error:  # a constructor may raise anything
             name = getattr(config, "__name__", "of a function")
+            keep_running(error, f"the environment {name}")
             raise SettingError(f"the environment {name} cannot be built: {_reason(error)}{place_in_code(error)}") from error
         if not isinstance(built, gym.Env) and not has_agents(built):
             name = getattr(config, "__name__", "a function")
@@ -186,7 +187,8 @@ def _find_masks(env: gym.Env | VectorEnv, spaces: Spaces, name: str) -> Spaces:
     """Reset an environment, and mark its spaces as masked if the info has a mask."""
     try:
         result = env.reset(seed=0)
-    except Exception as error:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        keep_running(error, f"the environment {name}")
         raise SettingError(f"the environment {name} cannot be reset: {_reason(error)}{place_in_code(error)}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         raise SettingError(
@@ -290,7 +292,8 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
             hint = f"; register it with gymnasium, or name it {module}.{name} if it has several agents"
         own = "" if colon else f" (your own: its_module:{name}, or --import its_module)"
         raise SettingError(f"env.id {config.id!r} is not a registered environment{own}{hint}") from error
-    except Exception as error:  # a constructor may raise anything
+    except BaseException as error:  # a constructor may raise anything
+        keep_running(error, f"the environment {config.id}")
         if needs_mujoco_py(config.id) and isinstance(error, ImportError | gym.error.Error):
             raise SettingError(f"{config.id} needs mujoco_py, which is no longer maintained; use a version from v4 on") from error
         hint = "; try vectorization sync" if config.vectorization == "native" else ""
@@ -304,7 +307,7 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{place_in_code(error)}{hint}") from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return an error's message in one line, without the text that gymnasium appends."""
     message = re.split(r" was raised from the environment creator|\. Environment registration via", str(error))[0].strip()
     if not message and error.__traceback__ is not None:  # a bare assertion
@@ -333,7 +336,8 @@ def _wrap(env: gym.Env, wrapper: object) -> gym.Env:
         arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     try:
         return cls(env, **arguments)
-    except Exception as error:  # a constructor may raise anything
+    except BaseException as error:  # a constructor may raise anything
+        keep_running(error, f"env.wrappers: {name}")
         raise SettingError(f"env.wrappers: {name} rejects its arguments: {_reason(error)}{place_in_code(error)}") from error
 
 

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.errors import SettingError, nearest
+from lightning_rl.errors import SettingError, keep_running, nearest
 from lightning_rl.types import Options
 
 ENTRIES = {
@@ -69,7 +69,8 @@ def _put_into_options(values: Values, options: Options) -> Options:
 def _call_set_parameters(method: Callable[[dict[str, float]], object], values: Values, options: Options) -> Options:
     try:
         method(dict(values))
-    except Exception as error:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        keep_running(error, "set_parameters")
         raise SettingError(f"set_parameters raised {type(error).__name__}: {error}; env.parameters are {dict(values)}") from error
     return options
 

@@ -28,7 +28,7 @@ from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.state import choose_way
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, keep_running
 from lightning_rl.spaces import MASK, Spaces, single_spaces
 from lightning_rl.types import EnvStep, Info, State, Tree, first_step, tree_index, tree_leaves, tree_map, tree_stack
 
@@ -71,7 +71,11 @@ class Stepper:
         Raises `SettingError`: observations are tensors.
         """
         self.resetting = np.zeros(self.num_envs, dtype=bool)
-        obs, info = self.envs.reset(seed=seed)
+        try:
+            obs, info = self.envs.reset(seed=seed)
+        except BaseException as error:  # of a vector environment that does not name the copy
+            keep_running(error, self.name)
+            raise
         if any(isinstance(leaf, Tensor) for leaf in tree_leaves(obs)):
             raise SettingError(f"observations of {self.name} are tensors: set its attribute `device` to their device")
         return self.masks.split(obs, info)
@@ -92,7 +96,11 @@ class Stepper:
 
     def step(self, action: Tree) -> EnvStep:
         """Step all environments with actions in their own format."""
-        obs, reward, *flags, info = self.envs.step(action)
+        try:
+            obs, reward, *flags, info = self.envs.step(action)
+        except BaseException as error:  # of a vector environment that does not name the copy
+            keep_running(error, self.name)
+            raise
         terminated, truncated = (np.asarray(each, dtype=bool) for each in flags)  # for other dtypes, `~` is another operation
         if self.mode is AutoresetMode.NEXT_STEP:
             start = self.resetting if self.workers is None else self.resetting | self.workers.lost

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import create_empty_array, iterate
 from numpy.typing import DTypeLike
 
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
-from lightning_rl.errors import SettingError, place_in_code, was_raised_in
+from lightning_rl.errors import SettingError, keep_running, place_in_code, was_raised_in
 from lightning_rl.spaces import MASK, cast, is_outside, mismatches, misshape
 from lightning_rl.types import Info, Options, StepResult, Tree
 
@@ -82,7 +82,8 @@ class Contract:
         return ""
 
     def failure(self, error: BaseException) -> SettingError:
-        """Return an error that says in one line what the environment raised, and where."""
+        """Return an error that says in one line what the environment raised, and where. Raises the same as `keep_running`."""
+        keep_running(error, self.who)
         if misuse := self.misuse(error):
             return SettingError(misuse)
         if isinstance(error, NotImplementedError) and not str(error):
@@ -99,7 +100,7 @@ class Contract:
             raise
         except passed:
             raise
-        except Exception as error:  # a user's environment may raise anything
+        except BaseException as error:  # a user's environment may raise anything
             raise self.failure(error) from error
 
 
@@ -210,7 +211,7 @@ class TurnVectorEnv(SyncVectorEnv):
                     infos = merge_info(self, infos, {MASK: info[MASK]}, i)
             except SettingError:
                 raise
-            except Exception as error:  # a user's environment may raise anything
+            except BaseException as error:  # a user's environment may raise anything
                 raise self.contracts[i].failure(error) from error
             if reward.__class__ not in NUMBERS:
                 self.contracts[i].check_reward(reward)

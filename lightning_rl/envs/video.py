@@ -16,7 +16,7 @@ from lightning_rl.checkpoints.atomic import SaveError, create, temporary
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import name_of
-from lightning_rl.errors import SettingError, missing_extra
+from lightning_rl.errors import SettingError, keep_running, missing_extra
 from lightning_rl.types import Info, Options, StepResult, Tree
 
 DEFAULT_FPS = 30
@@ -183,7 +183,8 @@ def render_frame(env: gym.Env) -> np.ndarray:
     """Render a frame, uint8 [height, width, 3], scaling floats in [0, 1] to 255; raise `SettingError` for anything else."""
     try:
         frame = np.asarray(env.render())
-    except Exception as error:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        keep_running(error, name_of(env))
         raise SettingError(f"{name_of(env)} cannot render rgb_array: {type(error).__name__}: {error}") from error
     if frame.dtype.kind == "f" and frame.size and frame.min() >= 0 and frame.max() <= 1:  # as MinAtar's are
         frame = (255 * frame).round().astype(np.uint8)

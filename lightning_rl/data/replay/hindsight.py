@@ -17,7 +17,8 @@ from gymnasium.vector import VectorEnv
 from lightning_rl.data.replay.sampling import Window
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
-from lightning_rl.errors import SettingError, check_choice, check_range
+from lightning_rl.envs.sync import contract_of
+from lightning_rl.errors import SettingError, check_choice, check_range, keep_running
 from lightning_rl.spaces import Spaces, observation_leaves, short
 
 Strategy = Literal["future", "final", "episode"]
@@ -176,15 +177,17 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
     if not env.has_wrapper_attr("compute_reward"):
         raise SettingError(f"replay.relabel needs an environment with compute_reward, but {name} has none")
     compute_reward = env.get_wrapper_attr("compute_reward")
-    first, _ = env.reset(seed=0)
-    env.action_space.seed(0)
-    obs, paid, *_ = env.step(env.action_space.sample())
+    with contract_of(env, 0).naming():
+        first, _ = env.reset(seed=0)
+        env.action_space.seed(0)
+        obs, paid, *_ = env.step(env.action_space.sample())
     achieved = np.stack([obs[ACHIEVED], first[ACHIEVED]])
     desired = np.stack([obs[DESIRED], obs[ACHIEVED]])
     try:
         computed = float(compute_reward(achieved[0], desired[0], {}))
         reward = over_rows(compute_reward, achieved, desired, float)
-    except Exception as error:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        keep_running(error, name)
         raise describe_failure(f"compute_reward of {name}", error) from error
     if not np.isclose(computed, float(paid), rtol=1e-4, atol=1e-5):
         why = "relabelled rows would have other rewards; leave out wrappers that change rewards"
@@ -195,12 +198,13 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
             terminated = over_rows(env.get_wrapper_attr("compute_terminated"), achieved, desired, bool)
         except NotImplementedError:
             pass
-        except Exception as error:
+        except BaseException as error:
+            keep_running(error, name)
             raise describe_failure(f"compute_terminated of {name}", error) from error
     return GoalReward(reward, terminated)
 
 
-def describe_failure(what: str, error: Exception) -> SettingError:
+def describe_failure(what: str, error: BaseException) -> SettingError:
     """Return the error for a function of an environment that cannot be called without infos."""
     return SettingError(f"replay.relabel: {what} fails with an empty info ({type(error).__name__}: {error})")
 

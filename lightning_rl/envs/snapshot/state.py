@@ -32,6 +32,7 @@ from gymnasium.vector import VectorEnv
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.decoding import Decoder, write_all
 from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, read_all
+from lightning_rl.errors import is_interrupt
 from lightning_rl.startup import follow_parent
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_leaves
 
@@ -137,7 +138,9 @@ def get_state(env: AnyEnv, way: str) -> State:
         generators = read_all([own], only_generators=True)
         state = Encoder().encode(own.get_state())  # type: ignore[union-attr]
         return {"version": VERSION, "way": way, "layers": wrappers, "generators": generators, "own": state}
-    except Exception:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        if is_interrupt(error):
+            raise
         return {"way": None}
 
 
@@ -147,8 +150,9 @@ def set_state(env: AnyEnv, way: str | None, state: State) -> bool:
     try:
         if state["way"] is not None and state["way"] == way and _restore(env, state):
             return True
-    except Exception:  # user code may raise anything
-        pass
+    except BaseException as error:  # user code may raise anything
+        if is_interrupt(error):
+            raise
     write_all(layers(env), before, VERSION, lenient=True)
     return False
 
@@ -253,7 +257,9 @@ def is_exact(build: Callable[[], Any], way: str, deadline: float) -> bool:
         actions, expected, _ = play(first, draw, seen, TRIAL_STEPS, deadline)
         again = iter(actions)
         return set_state(second, way, state) and are_equal(expected, play(second, lambda *_: next(again), seen, TRIAL_STEPS, deadline)[1])
-    except Exception:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        if is_interrupt(error):
+            raise
         return False
     finally:
         if len({id(copy.unwrapped) for copy in copies}) > 1:  # otherwise the function returned the environment itself
