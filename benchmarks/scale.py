@@ -2,7 +2,7 @@
 
     python benchmarks/install.py --peers ours sb3
     benchmarks/.venvs/ours/bin/pip install -c constraints.txt envpool    # for that of `environments`; not before `throughput.py`
-    python benchmarks/scale.py [--parts environments replay startup several_agents] [--repeats 3] [--out benchmarks/results]
+    python benchmarks/scale.py [--parts environments replay startup several_agents self_play] [--repeats 3] [--out benchmarks/results]
 
 * Environments: CartPole-v1, microseconds of a vector step of our collector, whose policy of 64 x 64 acts, and of the bare vector
   environment; medians. All reset in the step after an episode's end.
@@ -10,6 +10,8 @@
 * Start-up: seconds from launch, medians. The first update is PPO's on CartPole, 8 x 128, as in `throughput.py`.
 * Several agents: what a process has in memory after each tenth of at least a million steps of agents, run once. PPO learns VMAS's
   simple_spread with 64 copies, and MultiAgent a game in Python by PPO and by SAC, whose replay buffer is full before the first tenth ends.
+* Self-play: CPU microseconds of a step and memory in the second and the last tenth of a run of tic-tac-toe with a thousand snapshots, for
+  windows of 10 and of 1,000, run once.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from throughput import check_installed, environment, measure
 NUM_ENVS = (1, 8, 64, 512)
 VECTORIZATIONS = ("auto", "sync", "native", "envpool")
 AGENT_STEPS = 1_000_000
+SELF_PLAY_STEPS = 128_000
 ROWS = (10_000, 100_000, 1_000_000, 5_000_000)
 PYTHONS = {peer: python_of(peer) for peer in ("ours", "sb3")}
 STARTS = {
@@ -112,7 +115,29 @@ def several_agents(repeats: int, threads: int) -> tuple[str, Any]:
     return "## Several agents\n\n" + report.table(head, rows), figures
 
 
-PARTS: dict[str, Part] = {"environments": environments, "replay": replay, "startup": startup, "several_agents": several_agents}
+def self_play(repeats: int, threads: int) -> tuple[str, Any]:
+    """A line for each window, measured once: it takes long."""
+    figures: dict[str, Any] = {}
+    rows = []
+    for window in (10, 1_000):
+        arguments = ["-m", "peers.growing", f"self_play_{window}", str(SELF_PLAY_STEPS), "--threads", str(threads)]
+        found = figures[f"window {window}"] = json.loads(output("ours", arguments, threads))
+        tenth = found["agent_steps"] / len(found["cpu_s"])
+        early, late = ((found["cpu_s"][k] - found["cpu_s"][k - 1]) / tenth * 1e6 for k in (1, -1))
+        memory = found["memory_mb"][1], found["memory_mb"][-1]
+        rows.append([f"{window:,}", *(f"{each:,.0f}" for each in (early, late)), f"{late / early:.2f}"])
+        rows[-1] += [*(f"{each:,.0f}" for each in memory), f"{memory[1] / memory[0]:.2f}"]
+    head = ["window", "µs a step, second tenth", "last tenth", "ratio", "MB, second tenth", "last tenth", "ratio"]
+    return "## Self-play\n\n" + report.table(head, rows), figures
+
+
+PARTS: dict[str, Part] = {
+    "environments": environments,
+    "replay": replay,
+    "startup": startup,
+    "several_agents": several_agents,
+    "self_play": self_play,
+}
 
 
 def main() -> None:
@@ -123,7 +148,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=report.RESULTS)
     options = parser.parse_args()
-    peers = [] if options.parts == ["several_agents"] else ["sb3"]
+    peers = [] if {*options.parts} <= {"several_agents", "self_play"} else ["sb3"]
     check_installed(peers)
     head = [*report.machine(options.threads), *filter(None, [report.libraries(peers)]), f"{options.repeats} repeats."]
     sections, figures = ["# Scale", "\n".join(head)], {}

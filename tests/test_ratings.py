@@ -1,8 +1,9 @@
 """Elo's rating and the fitted one, against numbers worked by hand."""
 
+import numpy as np
 import pytest
 
-from lightning_rl.ratings import Score, elo_change, expected_result, fit_ratings
+from lightning_rl.ratings import POINTS, Score, elo_change, expected_result, fit_ratings
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,27 @@ def test_a_player_who_won_every_game_has_a_finite_rating_with_a_wide_interval():
     fitted = fit_ratings({(1, 0): Score(5, 5.0)}, {0: 1200.0})
     assert 1300 < fitted[1].value < 2500
     assert fitted[1].margin > 500
+
+
+def test_ratings_of_a_long_chain_of_players_are_the_most_likely_ones():
+    # 200 players, each against the three before it: several blocks of the banded system
+    scores = {(k, j): Score(12, 6.0 + (k + 2 * j) % 4) for k in range(1, 201) for j in range(max(0, k - 3), k)}
+    fitted = fit_ratings(scores, {0: 1200.0})
+    precision, hessian = (1 / 800) ** 2, np.zeros((200, 200))
+    slopes = np.array([-precision * (fitted[k].value - 1200) for k in range(1, 201)])
+    for (one, two), (games, points) in scores.items():
+        chance = expected_result(fitted[one].value, fitted[two].value)
+        curve = games * chance * (1 - chance) / POINTS**2
+        for player, other, sign in ((one, two, 1), (two, one, -1)):
+            if player:
+                slopes[player - 1] += sign * (points - games * chance) / POINTS
+                hessian[player - 1, player - 1] += curve
+            if player and other:
+                hessian[player - 1, other - 1] -= curve
+    assert abs(slopes).max() < 1e-9
+    margins = 1.96 * np.sqrt(np.diag(np.linalg.inv(hessian + precision * np.eye(200))))
+    assert [fitted[k].margin for k in range(1, 201)] == pytest.approx(margins, rel=1e-6)
+    assert fit_ratings(scores, {0: 1200.0}, [200, 0]) == {200: pytest.approx(fitted[200]), 0: fitted[0]}
 
 
 def test_ratings_hang_between_two_anchors():

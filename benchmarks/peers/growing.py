@@ -1,4 +1,4 @@
-"""What a run of several agents has in memory at each tenth of its steps, in MB, as a user runs it: loggers and checkpoints on."""
+"""Memory in MB and CPU seconds of a run of several agents at each tenth of its steps, as a user runs it: loggers and checkpoints on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import resource
 import tempfile
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ import lightning_rl as lrl
 from peers.replaying import rss_mb
 
 TENTHS = 10
+SNAPSHOTS = 1_000
+"""Snapshots of a run by self-play."""
 AGENTS_AT_ONCE = 2
 """About so many agents of the crowd are there in a step of a copy, which a run of several behaviors counts."""
 
@@ -72,14 +75,16 @@ class Crowd:
 
 
 class Weigh(pl.Callback):
-    """Notes memory as each tenth of the run ends."""
+    """Notes memory and the CPU time since the start of the process as each tenth of the run ends."""
 
     def __init__(self) -> None:
         self.found: list[float] = []
+        self.seconds: list[float] = []
 
     def on_train_batch_end(self, trainer: Any, algorithm: Any, *_: Any) -> None:
         while algorithm.env_steps * TENTHS >= algorithm.max_env_steps * (len(self.found) + 1) and len(self.found) < TENTHS:
             self.found.append(rss_mb())
+            self.seconds.append(time.process_time())
 
 
 def ppo(steps: int) -> lrl.PPO:
@@ -98,7 +103,25 @@ def multi_agent(steps: int) -> lrl.MultiAgent:
     return lrl.MultiAgent(env, behaviors, max_env_steps=steps // AGENTS_AT_ONCE)
 
 
-RUNS = {"ppo": ppo, "multi_agent": multi_agent}
+def self_play(steps: int, window: int) -> lrl.PPO:
+    """A game by self-play, 16 copies at once, with a thousand snapshots."""
+    setting = lrl.SelfPlayConfig(window=window, save_steps=steps // SNAPSHOTS)
+    return lrl.PPO(
+        {"id": "lightning_rl.envs.games.tic_tac_toe", "num_envs": 16},
+        max_env_steps=steps,
+        n_steps=8,
+        batch_size=128,
+        n_epochs=1,
+        self_play=setting,
+    )
+
+
+RUNS = {
+    "ppo": ppo,
+    "multi_agent": multi_agent,
+    "self_play_10": partial(self_play, window=10),
+    "self_play_1000": partial(self_play, window=1_000),
+}
 
 
 def main() -> None:
@@ -116,7 +139,7 @@ def main() -> None:
         trainer.fit(algorithm)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     agent_steps = sum(each.env_steps for each in getattr(algorithm, "each", {"": algorithm}).values())
-    print(json.dumps({"memory_mb": weigh.found, "peak_mb": peak, "agent_steps": agent_steps}))
+    print(json.dumps({"memory_mb": weigh.found, "cpu_s": weigh.seconds, "peak_mb": peak, "agent_steps": agent_steps}))
 
 
 if __name__ == "__main__":

@@ -128,7 +128,8 @@ class SelfPlay(pl.Callback):
         scores = {pair: score for each in dict.fromkeys((self, *self.rivals)) for pair, score in each.scores.items()}
         if any(pair[0] == own for pair in scores):
             fixed = {(each.behavior, player): each.config.initial_elo for each in self.rivals for player in each.fixed}
-            value, margin = fit_ratings(scores, fixed or {(each.behavior, 0): each.config.initial_elo for each in self.rivals})[own]
+            anchors = fixed or {(each.behavior, 0): each.config.initial_elo for each in self.rivals}
+            value, margin = fit_ratings(scores, anchors, [own])[own]
             metrics |= {"rating": value, "rating_margin": margin}
         names = {(each.behavior, player): name for each in self.rivals for player, name in each.fixed.items()}
         past = [game.result for game in self.games if (game.behavior, game.player) not in names]
@@ -176,5 +177,5 @@ class SelfPlay(pl.Callback):
             raise SettingError("the checkpoint's state of self_play is damaged") from error
         self.snapshots.set_weights(weights)
         self.snapshots.taken, self.snapshots.first = taken, min(weights, default=taken)
-        if missing := {*self.snapshots.numbers} - {*self.snapshots.networks}:
+        if missing := {*self.snapshots.numbers} - {*self.snapshots.weights}:
             raise SettingError(f"the checkpoint lacks the snapshots {sorted(missing)} of self_play")

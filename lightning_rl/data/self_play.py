@@ -26,6 +26,8 @@ NEWEST = -1
 
 EPSILON = "epsilon"
 """Key of a snapshot's exploration probability, which is stored with its weights."""
+MAX_DRAWN = 10
+"""Snapshots that play at the same time: each acts by itself, so more of them would take longer."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def as_game(stored: Any) -> Game:
 
 
 class Snapshots:
-    """Snapshots of a policy by number: the last `window`, and older ones that still play.
+    """Snapshots of a policy by number: the weights of the last `window`, and of older ones that still play.
 
     Args:
         network: the learning policy.
@@ -106,49 +108,76 @@ class Snapshots:
 
     def __init__(self, network: PolicyNetwork, window: int) -> None:
         self.network, self.window, self.taken, self.first = network, window, 0, 0
+        self.weights: dict[int, dict[str, Tensor]] = {}
+        """Weights on the CPU, with the statistics of the normalizer. Snapshots do not change."""
         self.networks: dict[int, PolicyNetwork] = {}
+        """Networks of the snapshots that play."""
+        self.unused: list[PolicyNetwork] = []
 
     @property
     def numbers(self) -> range:
         """Return the numbers of the last `window` snapshots; fewer after resuming from a smaller window."""
         return range(max(self.first, self.taken - self.window), self.taken)
 
+    @property
+    def drawn(self) -> range:
+        """Return the snapshots that are drawn until the next one is taken: all of a small window, `MAX_DRAWN` of a larger one.
+
+        They are evenly spaced and counted from the newest, so with time each snapshot plays equally often.
+        """
+        distance = max(1, -(-len(self.numbers) // MAX_DRAWN))
+        return self.numbers[(len(self.numbers) - 1) % distance :: distance]
+
     def take(self) -> None:
-        """Store a copy of the current policy, with its normalizer's statistics."""
-        self.networks[self.taken] = self._copy()
+        """Store the weights of the current policy, with its normalizer's statistics."""
+        self.weights[self.taken] = {name: each.to("cpu", copy=True) for name, each in self.network.state_dict().items()}
+        if isinstance(distribution := getattr(self.network, "distribution", None), EpsilonGreedy):
+            self.weights[self.taken][EPSILON] = torch.tensor(distribution.epsilon, dtype=torch.float64)
         self.taken += 1
+
+    def get_network(self, number: int) -> PolicyNetwork:
+        """Return the network of a snapshot."""
+        if number not in self.networks:
+            network = self.unused.pop() if self.unused else self._copy()
+            load_weights(network, self.weights[number])
+            self.networks[number] = network
+        return self.networks[number]
 
     def _copy(self) -> PolicyNetwork:
         return deepcopy(self.network).requires_grad_(False).eval()
 
     def drop(self, playing: Iterable[int]) -> None:
-        """Drop snapshots that left the window, except those that are `playing`."""
-        kept = {*self.numbers, *playing}
-        self.networks = {number: network for number, network in self.networks.items() if number in kept}
+        """Drop snapshots that left the window, except those that are `playing`, and reuse the networks of those that play no more."""
+        kept, active = {*self.numbers, *playing}, {*self.drawn, *playing}
+        self.weights = {number: weights for number, weights in self.weights.items() if number in kept}
+        self.unused += [network for number, network in self.networks.items() if number not in active]
+        self.networks = {number: network for number, network in self.networks.items() if number in active}
 
     def get_weights(self, numbers: Iterable[int]) -> dict[int, dict[str, Tensor]]:
-        """Return the weights of some snapshots by number. They are not copied, as snapshots do not change."""
-        weights = {number: {name: each.cpu() for name, each in self.networks[number].state_dict().items()} for number in numbers}
-        for number, each in weights.items():
-            if isinstance(distribution := getattr(self.networks[number], "distribution", None), EpsilonGreedy):
-                each[EPSILON] = torch.tensor(distribution.epsilon, dtype=torch.float64)
-        return weights
+        """Return the weights of some snapshots by number. They are not copied."""
+        return {number: self.weights[number] for number in numbers}
 
     def set_weights(self, weights: Mapping[int, Mapping[str, object]]) -> None:
         """Restore snapshots of `get_weights`. Raises `SettingError`: they do not fit the network."""
+        network = self._copy()
         for number, values in weights.items():
-            network = self._copy()
             try:
                 number = int(number)
                 tensors = {name: torch.as_tensor(value) for name, value in values.items()}
-                if isinstance(distribution := getattr(network, "distribution", None), EpsilonGreedy) and EPSILON in tensors:
-                    distribution.epsilon = float(tensors.pop(EPSILON))  # missing in older checkpoints
-                network.load_state_dict(tensors)
+                load_weights(network, tensors)
                 if not all(bool(torch.isfinite(each).all()) for each in tensors.values()):
                     raise ValueError("NaN or infinite weights")
             except (RuntimeError, TypeError, AttributeError, ValueError, OverflowError) as error:
                 raise SettingError(f"snapshot {number} of self_play does not fit this network") from error
-            self.networks[number] = network
+            self.weights[number] = tensors
+
+
+def load_weights(network: PolicyNetwork, weights: Mapping[str, Tensor]) -> None:
+    """Load the weights of a snapshot. Raises `RuntimeError` or `ValueError`: they do not fit."""
+    weights = dict(weights)
+    if isinstance(distribution := getattr(network, "distribution", None), EpsilonGreedy) and EPSILON in weights:
+        distribution.epsilon = float(weights.pop(EPSILON))  # missing in older checkpoints
+    network.load_state_dict(weights)
 
 
 class SelfPlayOpponent:
@@ -194,7 +223,7 @@ class SelfPlayOpponent:
     def begin(self, copies: np.ndarray, seats: np.ndarray) -> None:
         """Draw the players in copies `[K]` whose episodes begin."""
         newest = self.random.random(len(copies)) < self.config.play_against_latest_model_ratio
-        others = np.array([*self.snapshots.numbers, *self.fixed, *([] if self.snapshots.numbers or self.fixed else [NEWEST])])
+        others = np.array([*self.snapshots.drawn, *self.fixed] or [NEWEST])
         self.playing[copies] = np.where(newest, NEWEST, others[self.random.integers(len(others), size=len(copies))])
 
     def finish(self, copies: np.ndarray, results: np.ndarray) -> None:
@@ -214,7 +243,7 @@ class SelfPlayOpponent:
                 seen = own_obs[OWN] if self.is_joint else own_obs
                 chosen = self.fixed[player].act(seen, own_mask, rows[own], start[own])
             else:
-                network = self.snapshots.network if player == NEWEST else self.snapshots.networks[player]
+                network = self.snapshots.network if player == NEWEST else self.snapshots.get_network(player)
                 memory = tree_index(self.memory, rows[own])
                 chosen, memory = draw_actions(network, own_obs, own_mask, memory, start[own], self.generator)
                 tree_map(lambda kept, new, at=rows[own]: kept.__setitem__(at, new), self.memory, memory)
@@ -258,6 +287,6 @@ class SelfPlayOpponent:
             player.set_state(own)
         self.snapshots.set_weights(state["retired"])
         met = {game.player for game in self.finished} - {*range(self.snapshots.taken)}  # some have left the window
-        unknown = ({*self.playing.tolist()} - {*self.snapshots.networks} | met) - {NEWEST, *self.fixed}
+        unknown = ({*self.playing.tolist()} - {*self.snapshots.weights} | met) - {NEWEST, *self.fixed}
         if unknown:
             raise ValueError(f"players {sorted(unknown)} are in no checkpoint")

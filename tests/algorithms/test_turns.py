@@ -383,7 +383,7 @@ def test_a_run_that_was_stopped_in_any_turn_and_continued_is_the_run_that_was_no
     for name in learners:
         one, other = (run[0].algorithms[name].past_selves[0] for run in (expected, found))
         assert (one.elo, one.elos, one.scores) == (other.elo, other.elos, other.scores)
-        assert all(equal(weights(one.snapshots.networks[k]), weights(other.snapshots.networks[k])) for k in one.snapshots.numbers)
+        assert all(equal(one.snapshots.weights[k], other.snapshots.weights[k]) for k in one.snapshots.numbers)
 
 
 def test_all_of_the_state_of_turns_comes_back():

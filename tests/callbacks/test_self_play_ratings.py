@@ -72,8 +72,8 @@ def test_what_is_saved_comes_back():
     other.load_state_dict(callback.state_dict())
     assert other.run_metrics() == callback.run_metrics()
     assert (other.elos, other.scores, other.taken_at, other.snapshots.taken) == (callback.elos, callback.scores, 640, 1)
-    weights = callback.snapshots.networks[0].weight
-    assert torch.equal(other.snapshots.networks[0].weight, weights)
+    weights = callback.snapshots.weights[0]["weight"]
+    assert torch.equal(other.snapshots.weights[0]["weight"], weights)
 
 
 def test_a_file_of_weights_alone_holds_no_snapshots():

@@ -101,7 +101,7 @@ def test_a_snapshot_of_dqn_explores_as_it_did_after_resuming_too():
     snapshots.take()
     restored = Snapshots(model.network, 4)
     restored.set_weights(snapshots.get_weights([0, 1]))
-    assert [restored.networks[number].distribution.epsilon for number in (0, 1)] == [0.75, 0.25]
+    assert [restored.get_network(number).distribution.epsilon for number in (0, 1)] == [0.75, 0.25]
 
 
 def test_every_row_of_the_log_holds_a_rating_also_if_each_iteration_ends_with_a_snapshot(tmp_path):

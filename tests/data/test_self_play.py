@@ -1,5 +1,7 @@
 """Past selves in the seats that do not learn: who is drawn, who acts where, and what of them is saved."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,34 @@ def test_with_a_ratio_of_zero_only_snapshots_of_the_window_and_fixed_players_pla
     assert drawn == {3, 4, NEWEST - 1}
 
 
+def test_of_a_large_window_ten_snapshots_play_at_the_same_time_and_each_has_its_turn():
+    snapshots = Snapshots(model().network, 30)
+    for _ in range(9):
+        snapshots.take()
+    assert [*snapshots.drawn] == [*range(9)]  # of a small window, all
+    played = Counter()
+    while snapshots.taken < 90:
+        snapshots.take()
+        assert len(snapshots.drawn) <= 10 and snapshots.drawn[-1] == snapshots.taken - 1
+        played.update(snapshots.drawn)
+    assert [played[number] for number in range(30, 60)] == [10] * 30  # of the 30 intervals that each is in the window
+    snapshots.window = 1000
+    assert [*snapshots.drawn] == [*range(8, 90, 9)]
+
+
+def test_only_snapshots_that_play_have_a_network():
+    made = opponent({"play_against_latest_model_ratio": 0})
+    made.snapshots.window = 20
+    for _ in range(20):
+        made.snapshots.take()
+        everywhere(made)
+        act(made, np.arange(0, ROWS, AGENTS))
+        made.snapshots.drop(made.playing.tolist())
+    assert sorted(made.snapshots.weights) == [*range(20)]
+    assert {*made.snapshots.networks} <= {*made.snapshots.drawn, *made.playing.tolist()}
+    assert len(made.snapshots.networks) + len(made.snapshots.unused) <= 18  # the ten that are drawn, and those of eight copies
+
+
 def test_before_the_first_snapshot_the_newest_policy_plays():
     made = opponent({"play_against_latest_model_ratio": 0})
     everywhere(made)
@@ -95,9 +125,9 @@ def test_a_snapshot_stays_as_it_was_when_the_policy_learns_on():
 def test_a_snapshot_keeps_the_statistics_of_its_normalizer():
     made = opponent(normalize_obs="running")
     made.snapshots.take()
-    before = made.snapshots.networks[0].normalizer.state_dict()
+    before = made.snapshots.get_network(0).normalizer.state_dict()
     made.snapshots.network.normalizer.update(torch.full((64, 2), 7.0))
-    after, newest = made.snapshots.networks[0].normalizer.state_dict(), made.snapshots.network.normalizer.state_dict()
+    after, newest = made.snapshots.get_network(0).normalizer.state_dict(), made.snapshots.network.normalizer.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert not all(torch.equal(newest[name], before[name]) for name in before)
 
@@ -109,11 +139,11 @@ def test_a_snapshot_that_left_the_window_plays_its_episode_to_the_end():
     for _ in range(3):
         made.snapshots.take()
     made.snapshots.drop(made.playing.tolist())
-    assert sorted(made.snapshots.networks) == [0, 2, 3]
+    assert sorted(made.snapshots.weights) == [0, 2, 3]
     assert act(made, [0]).tolist() == [0]
     everywhere(made)
     made.snapshots.drop(made.playing.tolist())
-    assert sorted(made.snapshots.networks) == [2, 3]
+    assert sorted(made.snapshots.weights) == [2, 3]
 
 
 def test_the_memory_of_a_row_is_its_own_and_starts_with_its_episode():
