@@ -74,6 +74,12 @@ class ProgramEndedError(SettingError):
     status = 3
 
 
+class UnsavedError(SettingError):
+    """The newest weights of a run could not be saved, for instance because the disk is full."""
+
+    status = 4
+
+
 def keep_running(error: BaseException, who: str) -> None:
     """Raise `ProgramEndedError` for an error of user code that would end the program, such as `SystemExit`; do nothing for others.
 

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, may_be_absent, metric_of
+from lightning_rl.checkpoints.files import shown
 from lightning_rl.checkpoints.kinds import are_optimizer_states, is_finite
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
+from lightning_rl.errors import SettingError, UnsavedError, check_choice, check_flag, check_range
 from lightning_rl.types import State
 
 MAX_DEFAULT_BUFFER_BYTES = 4e9
@@ -191,14 +192,14 @@ class SaveCheckpoints(Checkpoint):
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.keep, self.folder, self.save_replay_buffer = keep, folder, save_replay_buffer
         self.min_seconds = 0.0 if every_n_env_steps or every_n_updates or keep else MIN_SECONDS_BETWEEN_SAVES
-        self.tried_at, self.tried_when, self.saved_at, self.has_begun = 0, 0.0, 0, False
+        self.tried_at, self.tried_when, self.began_at, self.saved_at, self.has_begun = 0, 0.0, 0, 0, False
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"
         self.interval, self.has_begun = interval_of("checkpoint", self, pl_module, 50), False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.tried_at, self.tried_when, self.saved_at = pl_module.count, time.monotonic(), pl_module.count
+        self.tried_at, self.tried_when, self.began_at, self.saved_at = pl_module.count, time.monotonic(), pl_module.count, pl_module.count
         self.warns = not pl_module.collector.can_be_saved
         for name, dataset in getattr(pl_module.dataset, "datasets", {"": pl_module.dataset}).items():
             learner = pl_module.algorithms[name] if name else pl_module  # type: ignore[attr-defined]
@@ -236,13 +237,21 @@ class SaveCheckpoints(Checkpoint):
             self.save(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.save(trainer, pl_module)
+        self.save(trainer, pl_module, continues=False)
 
-    def save(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Save now, and delete the oldest copies beyond `keep`."""
+    def check_saved(self, algorithm: AlgorithmRun) -> None:
+        """Raise `UnsavedError` after a run of this process if `last.ckpt` does not hold its newest weights."""
+        last = self._path("last.ckpt")
+        unsaved = algorithm.count - (self.saved_at if last.is_file() else self.began_at)
+        if self.has_begun and unsaved:
+            what = f"{unsaved:,} of {algorithm.count:,} {algorithm.counted} are lost: {shown(last)} could not be saved"
+            raise UnsavedError(f"{what}; make room there, or set another trainer.default_root_dir")
+
+    def save(self, trainer: pl.Trainer, algorithm: AlgorithmRun, continues: bool = True) -> None:
+        """Save now, and delete the oldest copies beyond `keep`. `continues`: whether the run does."""
         self.tried_at, self.tried_when = algorithm.count, time.monotonic()
-        saved = try_saving(trainer, algorithm, algorithm.dataset.begin_save)
-        saved = saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt"))
+        saved = try_saving(trainer, algorithm, algorithm.dataset.begin_save, continues=continues)
+        saved = saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt"), continues)
         algorithm.dataset.end_save(saved)
         if saved:
             self.saved_at = algorithm.count
@@ -270,16 +279,16 @@ class SaveCheckpoints(Checkpoint):
         for abandons in (False, True):
             try:
                 algorithm.interrupt(abandons)
-                self.save(trainer, algorithm)
+                self.save(trainer, algorithm, continues=False)
                 return
             except Exception as error:  # the error that ended the run matters more
                 reason = f"{type(error).__name__}: {error}"
         algorithm.say(f"what was learned since the last save could not be saved: {reason}")
 
 
-def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path) -> bool:
+def save_checkpoint(trainer: pl.Trainer, algorithm: AlgorithmRun, path: Path, continues: bool = True) -> bool:
     """Save a checkpoint, and return whether that succeeded."""
-    return try_saving(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), waits=True)
+    return try_saving(trainer, algorithm, partial(trainer.save_checkpoint, path, weights_only=False), True, continues)
 
 
 def notify_loggers(trainer: pl.Trainer) -> None:
@@ -290,10 +299,12 @@ def notify_loggers(trainer: pl.Trainer) -> None:
             logger.after_save_checkpoint(best)  # type: ignore[arg-type]  # has the attributes of a `ModelCheckpoint`
 
 
-def try_saving(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], waits: bool = False) -> bool:
+def try_saving(
+    trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], object], waits: bool = False, continues: bool = True
+) -> bool:
     """Run `save`, and return whether it succeeded on all ranks; report an error such as a full disk in one line.
 
-    `waits`: the ranks wait for each other within `save`.
+    `waits`: the ranks wait for each other within `save`.  `continues`: whether the run does.
     """
     saved = True
     try:
@@ -302,5 +313,5 @@ def try_saving(trainer: pl.Trainer, algorithm: AlgorithmRun, save: Callable[[], 
         saved = False
         if waits:
             trainer.strategy.barrier()
-        algorithm.say(f"{error}; the run continues, and the previous save is kept")
+        algorithm.say(f"{error}{'; the run continues, and the previous save is kept' if continues else ''}")
     return saved if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(saved, all=True)

@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program and return its exit status.
 
     0: success. 1: an error in the user's code or in ours, or the loss of another process of the run. 2: wrong input, or output that cannot
-    be written. 3: an environment tried to end the program. 130: Ctrl-C. 141: a closed pipe. 143: another signal.
+    be written. 3: an environment tried to end the program. 4: the newest weights could not be saved. 130: Ctrl-C. 141: a closed pipe.
+    143: another signal.
     """
     raise_when_interrupted()
     arguments = sys.argv[1:] if argv is None else argv

@@ -253,6 +253,12 @@ class Trainer(EvaluatingTrainer):
                     self._print_summary(model, self.run_folder)
         if self.stop.received is not None:
             self._end_program(model)
+        self._check_saved(model)
+
+    def _check_saved(self, model: Run) -> None:
+        """Raise `UnsavedError`, on the first rank, if the newest weights are not on the disk."""
+        for saver in callbacks_of(self, SaveCheckpoints) if self.is_global_zero else ():
+            saver.check_saved(model)  # type: ignore[arg-type]
 
     def _choose_folder(self, model: Run, ckpt_path: str | Path | None, force: bool, stack: ExitStack) -> tuple[Path, str | Path | None]:
         """Return the run's folder, locked until the stack closes if the run writes files, and the checkpoint to resume from."""
@@ -402,6 +408,7 @@ class Trainer(EvaluatingTrainer):
         at = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}"
         resume = None if self.run_folder is None else self._how_to_continue(model, self.run_folder)
         self.say(at if resume is None else f"{at}; continue: {resume}")
+        self._check_saved(model)
         if self.local_rank:  # Lightning kills the other ranks if one that it started ends with another status
             raise SystemExit(0)
         end_program(self.stop.received)

@@ -115,7 +115,9 @@ def test_last_is_saved_on_the_way_and_at_the_end(tmp_path):
 def test_by_default_a_run_saves_no_more_often_than_every_few_seconds(seconds, saved, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "MIN_SECONDS_BETWEEN_SAVES", seconds)
     seen, save = [], SaveCheckpoints.save
-    monkeypatch.setattr(SaveCheckpoints, "save", lambda self, trainer, model: (seen.append(model.env_steps), save(self, trainer, model)))
+    monkeypatch.setattr(
+        SaveCheckpoints, "save", lambda self, *given, **named: (seen.append(given[1].env_steps), save(self, *given, **named))
+    )
     fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[SaveCheckpoints(folder=tmp_path)])
     assert seen == saved
 
