@@ -15,6 +15,7 @@ from torch import Generator
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.masks import detect_masks
+from lightning_rl.envs.snapshot.state import seed_spaces
 from lightning_rl.envs.sync import contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
@@ -243,6 +244,7 @@ class Seat:
         self.replaced, self.first_replaced = 0, ""
         self.obs = allocate(self.space)
         with self.contract.naming(OSError):
+            seed_spaces(self.env, seed)
             obs, info = self.env.reset(seed=seed)
         self.contract.check_obs(obs)
         self.info = self.contract.read_info(info)

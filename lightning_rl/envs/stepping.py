@@ -25,7 +25,7 @@ from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env, make_vector_env, make_vmas
 from lightning_rl.envs.masks import NoMasks, make_masks
-from lightning_rl.envs.snapshot.state import choose_way
+from lightning_rl.envs.snapshot.state import choose_way, seed_spaces
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, keep_running
@@ -71,6 +71,9 @@ class Stepper:
         Raises `SettingError`: observations are tensors.
         """
         self.resetting = np.zeros(self.num_envs, dtype=bool)
+        seed_spaces(self.envs, seed)
+        for i, env in enumerate(self.envs.unwrapped.envs if isinstance(self.envs.unwrapped, SyncVectorEnv) else ()):
+            seed_spaces(env, None if seed is None else seed + i)
         try:
             obs, info = self.envs.reset(seed=seed)
         except BaseException as error:  # of a vector environment that does not name the copy

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 
-from lightning_rl.envs.snapshot.state import get_state, record, set_state
+from lightning_rl.envs.snapshot.state import get_state, record, seed_spaces, set_state
 from lightning_rl.envs.sync import contract_of
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import error_line
@@ -66,6 +66,7 @@ class Worker:
         self.env, self.way = record(env, way), way
 
     def reset(self, seed: int | None, options: Options) -> bytes:
+        seed_spaces(self.env, seed)
         obs, info = self.env.reset(seed=seed, options=options)
         self.ended = False
         return self._reply(obs, self.contract.read_info(info))

@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 from textwrap import shorten
 from types import ModuleType
 from typing import Protocol, Self, TypeGuard, TypeVar
+from zlib import crc32
 
 import gymnasium as gym
 import numpy as np
@@ -147,6 +148,9 @@ class AgentsEnv(gym.Env):
         """Begin an episode. Return the observations of the agents that are to move."""
         self.terminated, self.truncated, self.rewards, self.last, self.last_info = set(), set(), {}, {}, {}
         with self.contract.naming():
+            for agent in self.agents if seed is not None else ():
+                for k, space in enumerate((self.env.observation_space(agent), self.env.action_space(agent))):
+                    space.seed(crc32(f"{seed} {agent} {k}".encode()))  # as `seed_spaces` does
             self._reset(seed, options)
         if not self.present:
             raise SettingError(f"{self.contract.who}: no agent is present after a reset")

@@ -24,6 +24,7 @@ from copy import deepcopy
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
+from zlib import crc32
 
 import gymnasium as gym
 import numpy as np
@@ -31,7 +32,7 @@ from gymnasium.vector import VectorEnv
 
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.decoding import Decoder, write_all
-from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, read_all
+from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, attributes_of, is_space, read_all
 from lightning_rl.errors import is_interrupt
 from lightning_rl.startup import follow_parent
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_leaves
@@ -120,6 +121,17 @@ def layers(env: Any) -> Iterator[AnyEnv]:
         yield env
         env = env.env
     yield env
+
+
+def seed_spaces(env: AnyEnv, seed: int | None) -> None:
+    """Seed the spaces of an environment and its wrappers, from which it may draw; without a seed, they continue their random streams.
+
+    `reset` of gymnasium does not do that: their first draw would come from the system's randomness.
+    """
+    for layer in layers(env) if seed is not None else ():
+        for name, space in attributes_of(layer).items():
+            if is_space(space):
+                space.seed(crc32(f"{seed} {type(layer).__qualname__} {name}".encode()))  # not the stream of the environment itself
 
 
 def record(env: gym.Env, way: str | None) -> gym.Env:
