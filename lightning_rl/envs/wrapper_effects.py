@@ -21,7 +21,7 @@ from gymnasium.wrappers import vector
 
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.state import AnyEnv, are_equal, layers, run_apart
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, is_interrupt
 from lightning_rl.types import Info, Options, StepResult, Tree
 
 TRIAL_STEPS = 16
@@ -169,7 +169,9 @@ def _try_wrappers(build: Callable[[], AnyEnv], deadline: float) -> list[Effect]:
             again, _ = _play(env, recordings, 1, deadline, actions)
     except ReplacedWrapperError as error:
         return [Effect(error.name, False, setting=error.setting)]
-    except Exception:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        if is_interrupt(error):
+            raise
         return known
     found, names = known, [type(layer).__name__ for layer in layers(env)]
     for k, name in enumerate(names[:-1]):  # the last one is the environment itself
