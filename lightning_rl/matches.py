@@ -1,12 +1,14 @@
 """Play the policies of several runs of a game against each other, and rate them by their results."""
 
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_rl.data.episodes import summarize
+from lightning_rl.data.opponents import Script, name_opponent
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.policy import evaluate, load_with_env
+from lightning_rl.policy import load_with_env, play_episodes
 from lightning_rl.ratings import Rating, Score, fit_ratings
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.training.run_folder import environment_name
@@ -30,18 +32,18 @@ class Matches(NamedTuple):
     ratings: dict[int, Rating]
 
 
-def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
-    """Play each pair of policies with sampled actions; seats rotate from game to game.
+def play_matches(players: Sequence[str | Path | Script], games: int = 100) -> Matches:
+    """Play each pair of players; policies sample their actions, and seats rotate from game to game.
 
     Args:
-        players: checkpoints, run folders or `hf://USER/NAME` of one game, at least one; the others may also be `random` or the path of a
-            scripted player.
+        players: checkpoints, run folders or `hf://USER/NAME` of one game, at least one; the others may also be `random` or a scripted
+            player, a function or its path. A pair plays in the environment of its first policy, or of the first policy of all.
         games: number of games for each pair.
 
     Raises:
         SettingError: there are fewer than two players, a player does not exist or cannot play this game, or a number is out of range.
     """
-    names = [str(each) for each in players]
+    names = [name_opponent("each player", each) for each in players]
     check_range("games", games, 2, whole=True)
     if len(names) < 2 or len({*names}) < len(names):
         raise SettingError(f"matches need at least two different players, got {', '.join(names)}")
@@ -51,12 +53,12 @@ def play_matches(players: Sequence[str | Path], games: int = 100) -> Matches:
     policies = {k: load_with_env(names[k]) for k in sorted(learned)}
     environments = [environment_name(policies[k].env) if k in learned else "" for k in range(len(names))]
     scores: dict[tuple[int, int], Score] = {}
-    for one, two in permutations(range(len(names)), 2):
-        if one not in learned or (two in learned and two < one):  # played from the other side
-            continue
-        result = evaluate(policies[one], games, SEED, deterministic=False, opponent=names[two])
+    for pair in combinations(range(len(names)), 2):
+        one, two = sorted(pair, key=lambda k: k not in learned)
+        host, player = (policies[one], None) if one in learned else (policies[min(learned)], names[one])
+        result = summarize(play_episodes(host, games, SEED, deterministic=False, opponent=names[two], player=player))
         if "win_rate" not in result:
-            raise SettingError(f"{names[one]} is not the policy of a game against other players")
+            raise SettingError(f"{names[one if one in learned else min(learned)]} is not the policy of a game against other players")
         points = games * result["points"]
         scores[one, two], scores[two, one] = Score(games, points), Score(games, games - points)
     once = {pair: score for pair, score in scores.items() if pair[0] < pair[1]}

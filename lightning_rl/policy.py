@@ -15,7 +15,7 @@ from torch import Generator
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.data.episodes import Episode, longest_episode, summarize
-from lightning_rl.data.opponents import find_exploitability
+from lightning_rl.data.opponents import Script, ScriptedPolicy, find_exploitability, name_opponent
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env as build_env
 from lightning_rl.envs.masks import Masks
@@ -146,7 +146,7 @@ def evaluate(
     num_envs: int = 10,
     deterministic: bool = True,
     max_episode_steps: int | None = None,
-    opponent: str | Path = "random",
+    opponent: str | Path | Script | None = None,
     env: Env | None = None,
 ) -> dict[str, float]:
     """Evaluate a policy in the environment that it was trained in, and return statistics of its episodes.
@@ -161,8 +161,8 @@ def evaluate(
         num_envs: number of parallel environments; it affects the run time, and sampled actions.
         deterministic: take the most likely choice or the mean instead of a random action.
         max_episode_steps: environment steps after which an episode is truncated; default: the environment's limit, or 10,000.
-        opponent: the player of the other seats of a game: `random` (legal moves), a path as in `load_policy`, or the path of a scripted
-            player such as `my_module.my_player`.
+        opponent: the player of the other seats of a game: `random` (legal moves; the default), a path as in `load_policy`, or a scripted
+            player, a function or its path such as `my_module.my_player`.
         env: the environment, for a file that does not name one, or to replace the stored one.
 
     Returns:
@@ -196,9 +196,10 @@ def play_episodes(
     num_envs: int = 10,
     deterministic: bool = True,
     max_episode_steps: int | None = None,
-    opponent: str | Path = "random",
+    opponent: str | Path | Script | None = None,
+    player: str | None = None,
 ) -> list[Episode]:
-    """Play episodes in an algorithm's environment; see `evaluate`."""
+    """Play episodes in an algorithm's environment; see `evaluate`. `player`: a scripted player in the place of the policy."""
     check_range("episodes", episodes, 1, whole=True)
     check_range("num_envs", num_envs, 1, whole=True)
     check_seed("seed", seed)
@@ -208,12 +209,17 @@ def play_episodes(
         raise SettingError("evaluate cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
     together = min(num_envs, episodes)
     rows = together * max(1, len(algorithm.spaces.agents))
-    other = None if str(opponent) == "random" else algorithm.make_opponent(str(opponent), rows)
-    player = make_player(algorithm.env, together, max_episode_steps, algorithm.spaces, opponent=other)
-    player.on_nan = getattr(algorithm, "on_nan", "raise")
+    name = None if opponent is None else name_opponent("opponent", opponent)
+    other = None if name is None else algorithm.make_opponent(name, rows)
+    episode_player = make_player(algorithm.env, together, max_episode_steps, algorithm.spaces, opponent=None if name == "random" else other)
+    episode_player.on_nan = getattr(algorithm, "on_nan", "raise")
     network: Any = algorithm.network
-    with isolate_rng(), torch_threads(1), closing(player):
-        return player.play(network, episodes, seed, deterministic)
+    if player is not None:
+        script = algorithm.make_opponent(player, rows)
+        script.reset(seed)
+        network = ScriptedPolicy(script, bool(algorithm.spaces.joint))
+    with isolate_rng(), torch_threads(1), closing(episode_player):
+        return episode_player.play(network, episodes, seed, deterministic)
 
 
 def statistics(algorithm: Run, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-Player = TypeVar("Player", int, tuple[str, int])
+Player = TypeVar("Player", bound=int | tuple[str, int])
 POINTS = 400 / math.log(10)
 """Rating points of one unit of log-odds."""
 PRIOR_POINTS = 800.0
@@ -59,15 +59,15 @@ def fit_ratings(
 ) -> dict[Player, Rating]:
     """Fit the most likely ratings to all results; the order of games does not matter.
 
-    The log-odds of a win are the difference of two ratings. Each free rating has a wide Gaussian prior around the mean of the anchors. With P
-    players who meet only players at most W numbers away from their own, a fit takes O(P · W²) operations.
+    The log-odds of a win are the difference of two ratings. Each free rating has a wide Gaussian prior around the mean of the anchors.
+    For P players who only meet others at most W numbers away, a fit takes O(P · W²) operations.
 
     Args:
         scores: of player i against player j, keyed by (i, j).
         anchors: players with a fixed rating, at least one, which fix the scale.
         asked: players whose ratings are returned; None: all.
     """
-    free = sorted({player for pair in scores for player in pair} - anchors.keys(), key=by_number)
+    free: list[Player] = sorted({player for pair in scores for player in pair} - anchors.keys(), key=by_number)
     num, centre, precision = len(free), sum(anchors.values()) / len(anchors), (POINTS / PRIOR_POINTS) ** 2
     place = {player: row for row, player in enumerate([*free, *anchors])}
     # log-odds relative to the center
@@ -90,7 +90,7 @@ def fit_ratings(
             break
     asked = [*place] if asked is None else asked
     own = [place[player] for player in asked if player not in anchors]
-    variances = solve_banded(hessian, np.eye(num)[:, own], width)[own, range(len(own))] if own else []
+    variances = solve_banded(hessian, np.eye(num)[:, own], width)[own, range(len(own))] if own else np.zeros(0)
     margins = 1.96 * POINTS * np.sqrt(variances)
     fitted = {free[k]: Rating(float(centre + POINTS * theta[k]), float(margin)) for k, margin in zip(own, margins, strict=True)}
     return {player: fitted[player] if player in fitted else Rating(anchors[player], 0.0) for player in asked}

@@ -148,7 +148,7 @@ class Algorithm(LearningRun):
         if self.self_play is not None:
             self.self_play, self.spaces = prepare_self_play(self.self_play, self.spaces, isinstance(self.env, SharedEnv))
         self.memory = as_memory(self.memory)
-        built = {"env": self.env, "memory": self.memory}
+        built = {"env": self.env, "memory": self.memory, "self_play": self.self_play}
         self.save_hyperparameters(plain({name: built.get(name, value) for name, value in settings.items()}))
         self.target_update: TargetNetworkUpdate | None = None
         """The update of target networks, if there are any."""

@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import StopOnEvaluation, any_rank_must_stop, check_monitors, is_monitored, must_stop
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
-from lightning_rl.data.opponents import find_exploitability
+from lightning_rl.data.opponents import Script, explain_unsaved, find_exploitability, name_opponent
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
@@ -50,7 +49,8 @@ class EvaluationConfig:
         deterministic: take the most likely choice or the mean of the policy instead of a sample.
         max_episode_steps: maximum length of an episode; default: the environment's own limit, or 10,000 if it has none.
         every_n_updates: the same as `every_n_env_steps` for runs that count updates.
-        opponent: who plays the other seats of a game: `random`, a run's folder, or the path of a scripted player.
+        opponent: who plays the other seats of a game: `random`, a run's folder, or the path of a scripted player (in Python also the
+            function).
         stop_at: end the run when the mean return reaches this.
         patience: end the run after this many evaluations in a row without improvement.
         max_share: without an interval, evaluations are delayed so that together they play at most this share of the run's environment
@@ -66,7 +66,7 @@ class EvaluationConfig:
     stop_at: float | None = None
     patience: int | None = None
     every_n_updates: int | None = None
-    opponent: str = "random"
+    opponent: str | Script = "random"
     max_share: float = 0.1
 
 
@@ -99,7 +99,7 @@ class RolloutEvaluator(pl.Callback):
         env: EnvConfig | Callable[[], gym.Env] | None = None,
         file: Path | None = None,
         every_n_updates: int | None = None,
-        opponent: str = "random",
+        opponent: str | Script = "random",
         max_share: float = 0.1,
     ) -> None:
         optional = {"every_n_env_steps": every_n_env_steps, "every_n_updates": every_n_updates, "max_episode_steps": max_episode_steps}
@@ -110,13 +110,11 @@ class RolloutEvaluator(pl.Callback):
             check_range(f"evaluation.{name}", value, 1, whole=True)
         check_seed("evaluation.seed", seed)
         check_flag("evaluation.deterministic", deterministic)
-        if not isinstance(opponent, str | PathLike):
-            raise SettingError(f"evaluation.opponent must be a name or a path such as random, got {opponent!r}")
         check_range("evaluation.max_share", max_share, 0, open_low=True)
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.episodes, self.seed = episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
-        self.env, self.file, self.opponent, self.max_share = env, file, str(opponent), max_share
+        self.env, self.file, self.opponent, self.max_share = env, file, name_opponent("evaluation.opponent", opponent), max_share
         self.table: CsvTable | None = None
         self.wrappers: list[Wrapper] = []
         """Wrappers with which other callbacks watch each environment; variants are played without them."""
@@ -166,6 +164,8 @@ class RolloutEvaluator(pl.Callback):
             algorithm.say(f"in evaluations: {line}")
         if self.opponent != "random":
             algorithm.make_opponent(self.opponent, 1)
+        if (unsaved := explain_unsaved(self.opponent)) is not None:
+            algorithm.say(unsaved)
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         number = len(callbacks_of(trainer, RolloutEvaluator))

@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 
 from lightning_rl.callbacks.protocols import AlgorithmRun
 from lightning_rl.data.episodes import win_rate
+from lightning_rl.data.opponents import explain_unsaved
 from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots, as_game
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.errors import SettingError
@@ -53,7 +54,7 @@ class SelfPlay(pl.Callback):
         self.config, self.snapshots, self.behavior = config, snapshots, behavior
         self.rivals: list[SelfPlay] = [self]
         """The callbacks whose players it meets: itself, or those of the other behaviors."""
-        self.fixed = {NEWEST - 1 - k: name for k, name in enumerate(config.opponents)}
+        self.fixed = {NEWEST - 1 - k: name for k, name in enumerate(config.names)}
         self.elo, self.elos = config.initial_elo, dict.fromkeys(self.fixed, config.initial_elo)
         self.scores: dict[tuple[Player, Player], Score] = {}
         """Scores of the policy against each player; the policy is identified by the number of its next snapshot."""
@@ -71,6 +72,8 @@ class SelfPlay(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.run = pl_module
         self.algorithm = self.run.algorithms[self.behavior] if self.behavior else self.run
+        for line in filter(None, map(explain_unsaved, self.config.names)):
+            self.run.say(line)
         if self.snapshots.taken == 0:
             self._take(self.algorithm.count)
 
@@ -151,17 +154,15 @@ class SelfPlay(pl.Callback):
             "scores": [(own[1], other[1], *score, other[0]) for (own, other), score in self.scores.items()],
             "games": [tuple(game) for game in self.games],
             "taken_at": self.taken_at,
-            "opponents": list(self.config.opponents),
+            "opponents": self.config.names,
             "taken": self.snapshots.taken if saves_run else 0,
             "snapshots": self.snapshots.get_weights(self.snapshots.numbers) if saves_run else {},
         }
 
     def load_state_dict(self, state_dict: State) -> None:
-        opponents = state_dict.get("opponents", self.config.opponents)  # missing in older checkpoints
-        if opponents != list(self.config.opponents):
-            raise SettingError(
-                f"the checkpoint was saved with self_play.opponents {opponents}, not {list(self.config.opponents)}: keep them"
-            )
+        opponents = state_dict.get("opponents", self.config.names)  # missing in older checkpoints
+        if opponents != self.config.names:
+            raise SettingError(f"the checkpoint was saved with self_play.opponents {opponents}, not {self.config.names}: keep them")
         try:
             self.elo, self.taken_at = finite(state_dict["elo"]), int(state_dict["taken_at"])
             self.elos = {int(player): finite(elo) for player, elo in state_dict["elos"].items()}

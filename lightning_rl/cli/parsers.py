@@ -125,7 +125,7 @@ def evaluate_parser() -> Parser:
     parser.add_argument("--num_envs", type=int, default=10, help="number of environments that are stepped together (10)")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely one")
     parser.add_argument("--max_episode_steps", type=int, help="maximum length of an episode (the environment's own limit, or 10000)")
-    parser.add_argument("--opponent", default="random", help="who plays the other seats of a game: random, a run, module.player (random)")
+    parser.add_argument("--opponent", help="who plays the other seats of a game: random, a run, module.player (random)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -3,17 +3,19 @@
 Also the exploitability of a policy in small games.
 """
 
+import sys
 from collections.abc import Callable
 from copy import deepcopy
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space
-from torch import Generator
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from lightning_rl.envs.agents.stepper import OpponentStepper
+from lightning_rl.envs.agents.stepper import Opponent, OpponentStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.judges import JUDGED, exploitability
@@ -21,11 +23,32 @@ from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import ActingNetwork, ActingPolicy, PolicyNetwork
 from lightning_rl.networks.normalization import eval_mode
-from lightning_rl.spaces import Spaces, allocate, is_legal, legal_sample
+from lightning_rl.spaces import OWN, Spaces, allocate, is_legal, legal_sample
 from lightning_rl.types import State, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
 Script = Callable[[Tree, Tree, np.random.Generator], Tree]
 """A scripted player: returns actions for observations `[K, ...]` and masks `[K, M]`, or () without masks, with a generator."""
+SCRIPTS: dict[str, Script] = {}
+"""Functions that this program has passed as opponents, by name."""
+
+
+def name_opponent(setting: str, opponent: object) -> str:
+    """Return the name of an opponent; a function is remembered by its path. Raises `SettingError`: it is neither a name nor a function."""
+    if isinstance(opponent, str | PathLike):
+        return str(opponent)
+    if not callable(opponent) or isinstance(opponent, type):
+        raise SettingError(f"{setting} must be random, a run's folder, or a function or its path, got {opponent!r}")
+    name = f"{opponent.__module__}.{getattr(opponent, '__qualname__', type(opponent).__qualname__)}"
+    SCRIPTS[name] = opponent
+    return name
+
+
+def explain_unsaved(name: str) -> str | None:
+    """Return a line if another program could not find this opponent by the name that a checkpoint stores; None if it could."""
+    module, _, function = name.rpartition(".")
+    if name not in SCRIPTS or (module != "__main__" and getattr(sys.modules.get(module), function, None) is SCRIPTS[name]):
+        return None
+    return f"opponent {name} is a function that only this program knows: a program that loads a checkpoint must pass it again"
 
 
 class AlwaysPlays:
@@ -129,6 +152,35 @@ def copy_rows(actions: np.ndarray, chosen: object) -> None:
     if values.shape != actions.shape:
         raise ValueError(f"shape {values.shape}, not {actions.shape}")
     np.copyto(actions, values)
+
+
+class ScriptedPolicy(nn.Module):
+    """A scripted player in the place of a policy. Has the methods of `ActingPolicy`.
+
+    Args:
+        player: the scripted player, seeded.
+        hides: whether it sees only the agents' own part of observations.
+    """
+
+    def __init__(self, player: Opponent, hides: bool) -> None:
+        super().__init__()
+        self.player, self.hides = player, hides
+        self.distribution = self
+        self.place = nn.Parameter(torch.empty(0))
+        """Shows the device, as the parameters of a policy do."""
+
+    def initial_memory(self, num: int) -> Tree:
+        """Return no memory."""
+        return ()
+
+    def sample(self, obs: Tree, memory: Tree, episode_start: Tensor, action_mask: Tree, **settings: object) -> tuple[Tree, Tree]:
+        """Return the script's actions, and no memory."""
+        seen, mask, start = tree_to_numpy((obs[OWN] if self.hides else obs, action_mask, episode_start))
+        return tree_to_torch(self.player.act(seen, mask, np.arange(len(start)), start)), ()
+
+    def to_env(self, actions: Tree) -> Tree:
+        """Return the actions, which have the environment's format."""
+        return actions
 
 
 class RandomMoves:

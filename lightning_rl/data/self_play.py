@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from lightning_rl.data.opponents import draw_actions
+from lightning_rl.data.opponents import Script, draw_actions, name_opponent
 from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, check_range
@@ -39,7 +39,8 @@ class SelfPlayConfig:
         save_steps: environment steps between snapshots, over all ranks.
         play_against_latest_model_ratio: share of episodes against the newest weights; in the others a snapshot or fixed player is drawn.
         initial_elo: rating of the first policy and of fixed players.
-        opponents: fixed players in addition to snapshots: `random`, the path of a scripted player, or a run's folder.
+        opponents: fixed players in addition to snapshots: `random`, a run's folder, or the path of a scripted player (in Python also the
+            function).
         teams: for one behavior, patterns of the agents of each team, such as `[red_*, blue_*]`: in each copy all agents of one team learn;
             null: one agent learns.
         team_change: for several behaviors, environment steps of this one after which the next one learns; null: 5 · save_steps.
@@ -49,7 +50,7 @@ class SelfPlayConfig:
     save_steps: int = 20_000
     play_against_latest_model_ratio: float = 0.5
     initial_elo: float = 1200.0
-    opponents: list[str] = field(default_factory=list)
+    opponents: list[str | Script] = field(default_factory=list)
     teams: list[str | list[str]] | None = None
     team_change: int | None = None
 
@@ -58,12 +59,20 @@ class SelfPlayConfig:
         check_range("self_play.window", self.window, 1, whole=True)
         check_range("self_play.save_steps", self.save_steps, 1, whole=True)
         check_range("self_play.play_against_latest_model_ratio", self.play_against_latest_model_ratio, 0, 1)
-        if not isinstance(self.opponents, list | tuple) or not all(isinstance(each, str) for each in self.opponents):
-            raise SettingError(f"self_play.opponents must be a list of names, got {self.opponents!r}")
+        if not isinstance(self.opponents, list | tuple):
+            raise SettingError(f"self_play.opponents must be a list of opponents, got {self.opponents!r}")
+        if len({*self.names}) < len(self.opponents):
+            raise SettingError(f"self_play.opponents name a player twice: {self.names}; list each once, and give functions different names")
+        object.__setattr__(self, "opponents", self.names)
         if self.teams is not None:
             check_teams(self.teams)
         if self.team_change is not None:
             check_range("self_play.team_change", self.team_change, 1, whole=True)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the opponents, which checkpoints store."""
+        return [name_opponent("each of self_play.opponents", each) for each in self.opponents]
 
     @property
     def turn_steps(self) -> int:

@@ -19,7 +19,7 @@ from torch import nn
 
 from lightning_rl.callbacks.iteration import LIGHTNING
 from lightning_rl.config_files import Plain
-from lightning_rl.data.opponents import PolicyOpponent, RandomMoves, Script, ScriptedOpponent
+from lightning_rl.data.opponents import SCRIPTS, PolicyOpponent, RandomMoves, Script, ScriptedOpponent
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
@@ -240,7 +240,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
 
     Args:
         name: `random` (legal moves, all equally likely), a checkpoint, a run's folder, `hf://USER/NAME`, or the path of a function (see
-            `data.opponents.Script`) in a module that the program or `--import` has imported.
+            `data.opponents.Script`) that the program has passed, or in a module that it or `--import` has imported.
         spaces: spaces of an agent.
         num_rows: number of agents in all copies.
 
@@ -258,7 +258,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
         if stored.spaces.joint:
             network = VisiblePolicy(network, stored.spaces.observation, [JOINT])
         return PolicyOpponent(network, num_rows)
-    return ScriptedOpponent(find_script(name), name, spaces.action)
+    return ScriptedOpponent(SCRIPTS[name] if name in SCRIPTS else find_script(name), name, spaces.action)
 
 
 def prepare_self_play(setting: object, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:

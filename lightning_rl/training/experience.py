@@ -216,7 +216,7 @@ def make_self_play_opponent(algorithm: Learner, num_copies: int) -> SelfPlayOppo
     """Return the player of the other seats in `num_copies` copies of a game: the newest policy, past selves and fixed players."""
     config, agents = algorithm.self_play, len(algorithm.spaces.agents)
     assert config is not None
-    fixed = [algorithm.make_opponent(name, num_copies * agents) for name in config.opponents]
+    fixed = [algorithm.make_opponent(name, num_copies * agents) for name in config.names]
     return SelfPlayOpponent(algorithm.past_selves[0].snapshots, config, fixed, num_copies * agents, agents, algorithm.behavior)
 
 

@@ -197,3 +197,47 @@ def test_an_action_that_no_game_has_is_illegal(name, action):
 def test_a_policy_without_a_memory_is_evaluated_whether_its_networks_share_their_encoder_or_not(share_encoder):
     model = game(share_encoder=share_encoder)
     assert "exploitability" in lrl.data.opponents.find_exploitability(model.env, model.spaces, model.network, True)
+
+
+def last_legal(obs, mask, random):
+    """Choose the last legal action."""
+    return mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
+
+
+def test_functions_are_opponents_wherever_a_path_is_and_a_checkpoint_stores_their_paths(tmp_path, capsys):
+    def local(obs, mask, random):
+        return np.argmax(mask, axis=1)
+
+    model = game(self_play={"opponents": [last_legal, local]}, max_env_steps=64)
+    trainer = fit(model, tmp_path, evaluation={"opponent": last_legal})
+    here, there = (f"{__name__}.{each.__qualname__}" for each in (last_legal, local))
+    output = capsys.readouterr().out
+    assert f"opponent {there} is a function that only this program knows" in output and f"opponent {here} is" not in output
+    file = trainer.run_folder / "checkpoints" / "last.ckpt"
+    assert torch.load(file, weights_only=True)["hyper_parameters"]["self_play"]["opponents"] == [here, there]
+    assert PPO.load_from_checkpoint(file).self_play.opponents == [here, there]
+    assert lrl.evaluate(model, 4, opponent=last_legal) == lrl.evaluate(model, 4, opponent=here)
+
+
+def test_two_opponents_with_one_name_are_refused():
+    with pytest.raises(SettingError, match="name a player twice"):
+        lrl.SelfPlayConfig(opponents=[lambda obs, mask, random: 0, lambda obs, mask, random: 1])
+
+
+@pytest.mark.parametrize("opponent", [3, None, np.ndarray])
+def test_an_opponent_that_is_neither_a_name_nor_a_function_is_refused(opponent):
+    with pytest.raises(SettingError, match="must be random, a run's folder, or a function or its path"):
+        lrl.SelfPlayConfig(opponents=[opponent])
+
+
+def test_random_moves_are_no_opponent_where_nobody_has_a_seat():
+    with pytest.raises(SettingError, match="opponent random: this environment has no seats for opponents; leave it out"):
+        lrl.evaluate(tiny(PPO, "CartPole-v1"), 1, opponent="random")
+
+
+def test_two_scripted_players_meet_in_matches(tmp_path):
+    fit(game(max_env_steps=64), tmp_path)
+    matches = play_matches([next(tmp_path.rglob("last.ckpt")), last_legal, MINIMAX, "random"], 20)
+    assert {pair: score.games for pair, score in matches.scores.items()} == {(i, j): 20 for i in range(4) for j in range(4) if i != j}
+    assert matches.scores[1, 2].points <= 10 <= matches.scores[2, 1].points  # nobody beats perfect play
+    assert matches.scores[2, 3].points > 15
