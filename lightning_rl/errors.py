@@ -49,11 +49,18 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def is_own_file(filename: str) -> bool:
+    """Return whether a file of Python code is the user's: not of this package, the standard library or an installed package."""
+    file = Path(filename)
+    installed = not {"dist-packages", "site-packages"}.isdisjoint(file.parts) or any(map(file.is_relative_to, LIBRARIES))
+    return not (filename.startswith("<") or installed)
+
+
 def place_in_code(error: BaseException) -> str:
     """Return the file and line of user code that raised an error, as ` (my_env.py:41)`; an empty string if it was raised elsewhere."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if not (frame.filename.startswith("<") or "dist-packages" in file.parts or any(map(file.is_relative_to, LIBRARIES))):
+        if is_own_file(frame.filename):
             return f" (line {frame.lineno} of a cell)" if "ipykernel_" in file.parent.name else f" ({file.name}:{frame.lineno})"
     return ""
 

@@ -1,12 +1,11 @@
 """The subcommand `fit`, and runs of it that other subcommands plan."""
 
-import importlib
 import logging
 import os
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pydoc import locate
@@ -14,7 +13,7 @@ from shlex import join
 from typing import Any
 
 import yaml
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning_utilities.core.enums import StrEnum
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -25,10 +24,10 @@ from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.names import Option, read_options
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
 from lightning_rl.config_files import first_difference
+from lightning_rl.dotted_paths import check_function, import_modules
 from lightning_rl.errors import SettingError, causes_of, check_seed, place_in_code, printable
 from lightning_rl.loggers import is_wanted
 from lightning_rl.setting_names import SECTIONS
-from lightning_rl.startup import find_modules_here
 from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.run import Run
 from lightning_rl.training.run_processes import Ask, ReportRun, RunPlan
@@ -110,6 +109,8 @@ class CLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build the algorithm and the Trainer, which may reject their settings with any error."""
+        for key, value in self.config["fit"]["trainer"].items():
+            check_functions(f"trainer.{key}", value)
         with prefix_model_settings(locate(self.config["fit"]["model"]["class_path"])), one_line_errors(Exception):
             super().instantiate_classes()
 
@@ -168,9 +169,7 @@ class PlannedCLI(CLI):
 
 def train(plan: RunPlan, ask: Ask) -> None:
     """Train a planned run, in its own process."""
-    find_modules_here(plan.imports)
-    for module in plan.imports:
-        importlib.import_module(module)
+    import_modules(plan.imports)
     redirect_notices()
     with one_line_errors(ArgumentError, MisconfigurationException):
         PlannedCLI(plan, ask)
@@ -179,6 +178,17 @@ def train(plan: RunPlan, ask: Ask) -> None:
 def command_line(subcommand: str, arguments: Iterable[str], imports: Iterable[str]) -> str:
     """Return the command line of a subcommand of this program."""
     return join(["lightning-rl", subcommand, *(part for module in imports for part in ("--import", module)), *arguments])
+
+
+def check_functions(setting: str, value: object) -> None:
+    """Raise `SettingError` for a function in a setting, such as one that a callback calls, that must not be called."""
+    if isinstance(value, Namespace | Mapping):
+        value = [child for _, child in value.items()]
+    if isinstance(value, list | tuple):
+        for child in value:
+            check_functions(setting, child)
+    elif callable(value) and not isinstance(value, type):
+        check_function(setting, f"{value.__module__}.{getattr(value, '__name__', type(value).__name__)}", value)
 
 
 def say(line: str) -> None:

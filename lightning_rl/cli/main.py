@@ -3,7 +3,6 @@
 import argparse
 import ast
 import gc
-import importlib
 import os
 import sys
 import traceback
@@ -16,12 +15,12 @@ from typing import Any
 from lightning_rl import MODELS, __version__
 from lightning_rl.cli.names import read_options, take_seeds
 from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS, read_tune_options
-from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, place_in_code, printable
+from lightning_rl.dotted_paths import import_modules
+from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
 from lightning_rl.startup import (
     INTERRUPTED,
     ROOT,
     config_folder,
-    find_modules_here,
     importing,
     leave_when_interrupted,
     packaged_agents,
@@ -151,17 +150,6 @@ def run(argv: list[str]) -> int:
 
         return tune.tune(options, common.modules)
     return commands.COMMANDS[subcommand](options)
-
-
-def import_modules(names: list[str]) -> None:
-    """Import the modules that `--import` names."""
-    for module in names:
-        try:
-            find_modules_here([module])
-            importlib.import_module(module)
-        except Exception as error:  # a user's module may raise anything
-            missing = "; a module must be installed or in the current folder" if isinstance(error, ImportError) else ""
-            raise SettingError(f"--import {module}: {type(error).__name__}: {error}{place_in_code(error)}{missing}") from error
 
 
 def take_subcommand(arguments: list[str]) -> str | None:

@@ -16,6 +16,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.multi_agent import MultiAgent
 from lightning_rl.cli.names import CLASSES, WHICH_MEMORY, Option, check_settings, models_in
 from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse
+from lightning_rl.dotted_paths import check_module
 from lightning_rl.errors import SettingError, closest, closest_of, nearest, place_in_code
 from lightning_rl.rewards import SIGNALS
 from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_section
@@ -48,7 +49,9 @@ def read_arguments(options: list[Option]) -> list[str]:
     """
     for option, value, config in options:
         named = {option: parse(value, option)} if config is None and NAMES_A_CLASS.search(option) else config
-        find_modules_here(modules_in(named))
+        find_modules_here(modules := [*modules_in(named)])
+        for module in modules:
+            check_module(option.removeprefix("--"), module)
     for option, value, _ in options:
         if option == "--model.help":
             find_algorithm(value)
@@ -163,6 +166,7 @@ def find_algorithm(class_path: object) -> type:
     module, _, name = class_path.rpartition(".")
     if not module:
         return algorithm_class(name, Algorithm)
+    check_module(f"model {class_path!r}", module)
     try:
         imported = importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything

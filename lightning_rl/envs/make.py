@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
+from lightning_rl.dotted_paths import check_module
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
 from lightning_rl.envs.agents.vmas import VmasCopies, is_vmas
 from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
@@ -278,6 +279,7 @@ def _make_envpool(config: EnvConfig) -> VectorEnv:
 
 def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
     """Build an environment; raise `SettingError` in one line if that fails."""
+    check_module("env.id", config.id.rpartition(":")[0])
     try:
         prepare_package(config.id)
         return make()
@@ -325,6 +327,7 @@ def _wrap(env: gym.Env, wrapper: object) -> gym.Env:
     if not isinstance(path, str) or not isinstance(arguments, Mapping) or given:
         raise SettingError(f"env.wrappers takes class paths or {{class_path: …, init_args: {{name: value}}}}, got {wrapper!r}")
     module, _, name = path.rpartition(".")
+    check_module("env.wrappers", module)
     try:
         cls = getattr(importlib.import_module(module or "gymnasium.wrappers"), name)
     except (ImportError, AttributeError) as error:

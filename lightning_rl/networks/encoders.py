@@ -12,6 +12,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from lightning_rl.dotted_paths import check_module
 from lightning_rl.errors import SettingError, check_choice, check_range, closest
 from lightning_rl.networks.mlp import orthogonal
 from lightning_rl.networks.normalization import eval_mode
@@ -331,6 +332,7 @@ class OwnEncoder(nn.Module):
 def find_encoder(path: str) -> type[nn.Module]:
     """Import a class by its path, such as `my_module.MyEncoder`."""
     module, _, name = path.rpartition(".")
+    check_module(f"encoder {path!r}", module)
     try:
         imported = importlib.import_module(module)
     except Exception as error:  # importing a user's module may raise anything

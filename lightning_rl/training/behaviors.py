@@ -21,6 +21,7 @@ from lightning_rl.callbacks.iteration import LIGHTNING
 from lightning_rl.config_files import Plain
 from lightning_rl.data.opponents import SCRIPTS, PolicyOpponent, RandomMoves, Script, ScriptedOpponent
 from lightning_rl.data.self_play import SelfPlayConfig
+from lightning_rl.dotted_paths import check_function, check_module
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
@@ -302,6 +303,7 @@ def find_script(path: str) -> Script:
     module, _, name = path.rpartition(".")
     if not module:
         raise SettingError(f"opponent {path!r} is unknown: use random, a run's folder, or the path of a function, my_module.my_player")
+    check_module(f"opponent {path!r}", module)
     if module not in sys.modules and not path.startswith(OURS):
         raise SettingError(f"opponent {path!r}: there is no such folder, and the module {module} is not imported; use --import {module}")
     try:
@@ -310,6 +312,9 @@ def find_script(path: str) -> Script:
         raise SettingError(f"opponent {path!r}: there is no module {module}") from error
     if not hasattr(found, name):
         raise SettingError(f"opponent {path!r}: {module} has no function {name}{closest(name, dir(found))}")
-    if module.partition(".")[0] in sys.stdlib_module_names or not isfunction(getattr(found, name)):
+    player = getattr(found, name)
+    if not isfunction(player):
         raise SettingError(f"opponent {path!r} is not a player: it must be your own function")
-    return getattr(found, name)
+    if not path.startswith(OURS):
+        check_function("opponent", path, player)
+    return player

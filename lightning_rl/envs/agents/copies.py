@@ -15,6 +15,7 @@ from zlib import crc32
 import gymnasium as gym
 import numpy as np
 
+from lightning_rl.dotted_paths import check_function, check_module
 from lightning_rl.envs.agents.vmas import VmasGame, find_scenario, is_vmas
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract
@@ -384,6 +385,7 @@ def find_builder(env_id: str) -> Callable[..., object]:
     if is_vmas(env_id):
         find_scenario(env_id)
         return partial(VmasGame, env_id)
+    check_module(f"env.id {env_id!r}", env_id)
     try:
         found = _import(env_id)
     except ModuleNotFoundError as error:
@@ -391,10 +393,22 @@ def find_builder(env_id: str) -> Callable[..., object]:
     except Exception as error:  # importing a module may raise anything
         reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
         raise SettingError(f"env.id {env_id!r} cannot be imported: {reason}") from error
-    builder = getattr(found, "parallel_env", getattr(found, "env", None)) if isinstance(found, ModuleType) else found
+    path, builder = env_id, found
+    if isinstance(found, ModuleType):
+        name = "parallel_env" if hasattr(found, "parallel_env") else "env"
+        path, builder = f"{env_id}.{name}", getattr(found, name, None)
     if not callable(builder):
         raise SettingError(f"env.id {env_id!r} is not a PettingZoo environment: it has neither parallel_env nor env")
+    if not isinstance(builder, type) and not is_packaged(env_id):
+        check_function("env.id", path, builder, builds_environment=True)
+    if isinstance(builder, type) and not {"reset", "step"} <= {*dir(builder)} and not hasattr(builder, "possible_agents"):
+        raise _is_no_environment(env_id, builder)
     return builder
+
+
+def _is_no_environment(name: str, kind: type) -> SettingError:
+    what = "which is not a PettingZoo environment; register environments of one agent with gymnasium"
+    return SettingError(f"{name} builds {kind.__name__}, {what}")
 
 
 def _missing(env_id: str, module: str) -> SettingError:
@@ -448,8 +462,7 @@ def wrap_agents(env: object, name: str, index: int = 0) -> AgentsEnv:
             f"{name} builds {type(env).__name__}, whose observation_space is not a method: PettingZoo calls observation_space(agent)"
         )
     if not has_agents(env):
-        what = "which is not a PettingZoo environment; register environments of one agent with gymnasium"
-        raise SettingError(f"{name} builds {type(env).__name__}, {what}")
+        raise _is_no_environment(name, type(env))
     made = (TurnAgents if hasattr(env, "agent_iter") else ParallelAgents)(env, name, index)
     if not made.agents:
         raise SettingError(f"{name} has no possible_agents: list all agents that may ever be present, as each is a row")
