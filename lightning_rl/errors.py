@@ -205,7 +205,8 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
     try:
         os.lstat(path)
     except (ValueError, TypeError) as error:
-        raise SettingError(f"{name} {str(path)[:60]!r} is not a valid path: {error}") from error
+        reason = "it contains a NUL" if "\0" in str(path) else error
+        raise SettingError(f"{name} {str(path)[:60]!r} is not a valid path: {reason}") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise SettingError(f"{name} {str(path)[:60]!r}… is too long for a path") from error

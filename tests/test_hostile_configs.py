@@ -65,7 +65,7 @@ PLACES = {
     "a run's name": (f"{GOOD}trainer: {{run_name: {'a' * 300}}}", "trainer.run_name 'aaaaaaaaaa", "is too long for a path"),
     "a run's name with a zero": (
         f'{GOOD}trainer: {{run_name: "a\\0b"}}',
-        r"trainer.run_name 'a\x00b' is not a valid path: embedded null byte",
+        r"trainer.run_name 'a\x00b' is not a valid path: it contains a NUL",
     ),
     "a run's name with half a letter": (
         f'{GOOD}trainer: {{run_name: "a\\uD800b"}}',

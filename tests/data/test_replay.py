@@ -584,7 +584,7 @@ def test_settings_may_be_a_mapping_of_known_names():
         as_settings("replay", ReplayConfig, {"prioritised": True})
 
 
-@pytest.mark.parametrize(("name", "said"), [("a" * 300, "… is too long for a path"), ("a\0b", " is not a valid path: embedded null byte")])
+@pytest.mark.parametrize(("name", "said"), [("a" * 300, "… is too long for a path"), ("a\0b", " is not a valid path: it contains a NUL")])
 def test_a_folder_that_cannot_exist_is_refused(name, said):
     with pytest.raises(SettingError) as refusal:
         ReplayConfig(directory=name)
