@@ -16,8 +16,10 @@ import optuna
 from optuna.distributions import distribution_to_json
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.config_files import first_difference
@@ -92,6 +94,11 @@ def make_folder(folder: Path) -> None:
         raise SettingError(f"--out {folder}: {error.strerror}; name a folder to write to") from error
 
 
+def open_storage(folder: Path) -> RDBStorage:
+    """Return the storage of the study in a folder, which closes each connection to its file `study.db` after use."""
+    return RDBStorage(f"sqlite:///{folder / 'study.db'}", engine_kwargs={"poolclass": NullPool})
+
+
 class Study:
     """Trials in a folder, recorded in its file `study.db`.
 
@@ -126,7 +133,7 @@ class Study:
         make_folder(folder)
         try:
             self.study = optuna.create_study(
-                storage=f"sqlite:///{folder / 'study.db'}",
+                storage=open_storage(folder),
                 study_name=STUDY,
                 sampler=RandomSampler(seed=0),  # draws nothing, see `draw`
                 pruner=settings.make_pruner(objective.evaluations),

@@ -20,7 +20,7 @@ from lightning_rl.reports.runs import find_runs
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.search_space import Dimension, SearchSpace, as_text
-from lightning_rl.tuning.study import Study, StudySettings
+from lightning_rl.tuning.study import Study, StudySettings, open_storage
 from tests.apart import Apart
 from tests.command_line import run, run_apart
 
@@ -78,13 +78,12 @@ def rows(file):
 
 
 def trials(folder):
-    storage = f"sqlite:///{folder / 'study.db'}"
-    return optuna.load_study(study_name="study", storage=storage).trials
+    return optuna.load_study(study_name="study", storage=open_storage(folder)).trials
 
 
 def recorded(folder):
     """All that a study recorded of its trials but for their times, and of the runs that the best had again."""
-    study = optuna.load_study(study_name="study", storage=f"sqlite:///{folder / 'study.db'}")
+    study = optuna.load_study(study_name="study", storage=open_storage(folder))
     trials = [
         (each.number, each.state, each.value, each.params, each.intermediate_values, each.user_attrs["evaluations"])
         for each in study.trials
