@@ -289,6 +289,10 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         hint = f"; did you mean {module}{colon}{close}?" if close else ""
         if name in PACKAGES:
             raise SettingError(f"env.id {name} is a package; name one of its environments, such as {PACKAGES[name]}") from error
+        if names := [each for each in ("parallel_env", "env") if callable(getattr(sys.modules.get(name), each, None))]:
+            raise SettingError(f"env.id {name} is a module with an environment of several agents; name it {name}.{names[0]}") from error
+        if way := name_in_gym(name):
+            raise SettingError(f"env.id {name!r} is registered in the old package gym, not in gymnasium; {way}") from error
         found = getattr(sys.modules.get(module), name, None)
         if callable(found) and not (isinstance(found, type) and issubclass(found, gym.Env | VectorEnv)):
             hint = f"; register it with gymnasium, or name it {module}.{name} if it has several agents"
@@ -307,6 +311,17 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         elif config.kwargs:
             hint = f"; env.kwargs are {config.kwargs}"
         raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{place_in_code(error)}{hint}") from error
+
+
+def name_in_gym(name: str) -> str | None:
+    """Return how to name an environment that a package registered in `gym`, gymnasium's predecessor; None if there is none."""
+    old = sys.modules.get("gym")
+    registry = getattr(getattr(old, "envs", None), "registry", {})
+    if name not in getattr(registry, "env_specs", registry):  # before 0.26 it was no dict
+        return None
+    version = "26" if str(getattr(old, "__version__", "0.26")) >= "0.26" else "21"
+    command = f'pip install "shimmy[gym-v{version}]"'
+    return f"{command} and set env.id GymV{version}Environment-v0, env.kwargs {{env_id: {name}}}"
 
 
 def _reason(error: BaseException) -> str:

@@ -46,7 +46,18 @@ class Contract:
     def check_reward(self, reward: object) -> None:
         """Raise `SettingError` unless a reward is a number."""
         if reward.__class__ not in NUMBERS and (what := misshape(reward, ())):
-            raise SettingError(shorten(f"{self.who}: the reward {what}, and must be a number", 190, placeholder=" …"))
+            must = self._ways_to_one(reward) or "and must be a number"
+            raise SettingError(shorten(f"{self.who}: the reward {what}, {must}", 190, placeholder=" …"))
+
+    def _ways_to_one(self, reward: object) -> str:
+        """Return how to pay one number instead of one for each agent or objective; an empty string for other rewards."""
+        many = len(reward) if isinstance(reward, list | tuple | np.ndarray) and np.ndim(reward) else 0
+        parts = getattr(self.space, "spaces", None)
+        if many < 2:
+            return ""
+        if isinstance(parts, tuple) and len(parts) == many:
+            return "one for each agent; pay their sum in a RewardWrapper, or write a PettingZoo ParallelEnv"
+        return "one for each objective; pay their weighted sum in a RewardWrapper"
 
     def check_end(self, terminated: object, truncated: object) -> None:
         """Raise `SettingError` unless `terminated` and `truncated` are true or false."""

@@ -78,6 +78,10 @@ def my_game(folder, monkeypatch):
     [
         ("mpe2.simple_spred_v3", "env.id 'mpe2.simple_spred_v3': there is no 'simple_spred_v3' in mpe2; did you mean simple_spread_v3?"),
         ("pettingzoo.classic.tictactoe_v9", "there is no 'tictactoe_v9' in pettingzoo.classic; did you mean tictactoe_v3?"),
+        (
+            "pettingzoo.butterfly.pistonball_v1",
+            "env.id 'pettingzoo.butterfly.pistonball_v1': this version is not installed; name pettingzoo.butterfly.pistonball_v6",
+        ),
         ("my_game.Meetin", "env.id 'my_game.Meetin': there is no 'Meetin' in my_game; did you mean Meeting?"),
         ("your_game.Meeting", "env.id 'your_game.Meeting': there is no module 'your_game'"),
         (

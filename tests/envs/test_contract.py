@@ -31,6 +31,10 @@ ODD = {
     "nothing": ({"obs": None}, "the observation is None, and its space (2,)"),
     "lists of two lengths": ({"obs": [[1], [1, 2]]}, "the observation is [[1], [1, 2]], and its space (2,)"),
     "a reward in a list": ({"reward": np.ones(1)}, "the reward has shape (1,), and must be a number"),
+    "a reward for each objective": (
+        {"reward": [1.0, 0.5]},
+        "the reward has shape (2,), one for each objective; pay their weighted sum in a RewardWrapper",
+    ),
     "a reward as a text": ({"reward": "1"}, "the reward is '1', and must be a number"),
     "no reward": ({"reward": None}, "the reward is None, and must be a number"),
     "a part of another shape": (

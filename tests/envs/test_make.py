@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +24,7 @@ from lightning_rl.envs.config import EnvConfig, as_config, resolve_to_sync, reso
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.snapshot.vector import fingerprint
 from lightning_rl.envs.stepping import make_stepper
-from lightning_rl.envs.sync import TurnVectorEnv
+from lightning_rl.envs.sync import Contract, TurnVectorEnv
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError
 from lightning_rl.training.run_folder import environment_name
@@ -200,6 +201,31 @@ def test_an_id_and_a_mapping_become_settings():
 def test_an_unknown_id_is_reported_with_the_nearest_name(vectorization):
     line = refusal(make_vector_env, EnvConfig("CartPoll-v1", 1, vectorization))
     assert "'CartPoll-v1'" in line and line.endswith("did you mean CartPole-v1?")
+
+
+def test_an_id_in_the_old_package_gym_is_refused_with_shimmys_wrapper(monkeypatch):
+    old = ModuleType("gym")
+    old.envs, old.__version__ = SimpleNamespace(registry={"CrafterReward-v1": None}), "0.26.2"  # as gym 0.26 keeps them
+    monkeypatch.setitem(sys.modules, "gym", old)
+    line = refusal(make_env, EnvConfig("CrafterReward-v1"))
+    assert line.startswith(
+        "env.id 'CrafterReward-v1' is registered in the old package gym, not in gymnasium; pip install \"shimmy[gym-v26]\""
+    )
+    assert line.endswith("set env.id GymV26Environment-v0, env.kwargs {env_id: CrafterReward-v1}")
+
+
+def test_a_module_of_several_agents_is_named_with_its_environment(monkeypatch):
+    late = ModuleType("late")
+    late.parallel_env = Together
+    monkeypatch.setitem(sys.modules, "late", late)
+    line = "env.id late is a module with an environment of several agents; name it late.parallel_env"
+    assert refusal(make_env, EnvConfig("late")) == line
+
+
+def test_a_reward_for_each_agent_is_refused_with_the_ways_to_pay_one():
+    space = gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2)  # as in level-based foraging and the multi-robot warehouse
+    with pytest.raises(SettingError, match=r"one for each agent; pay their sum in a RewardWrapper, or write a PettingZoo ParallelEnv$"):
+        Contract(space, "environment 0 of Foraging-8x8-2p-1f-v3").check_reward([0.0, 1.0])
 
 
 def test_an_unknown_module_is_reported():

@@ -26,6 +26,7 @@ from lightning_rl.types import Info, Options, State, StepByAgent, Tree
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 """Pattern of the ids of these environments: the path of a module, or of a function or class in it."""
 OURS = "tic_tac_toe|connect_four|rock_paper_scissors|biased_rock_paper_scissors|kuhn_poker|sacrifice|walkers"
+VERSION = re.compile(r"_v\d+$")
 PACKAGED = re.compile(rf"(pettingzoo\.(atari|butterfly|classic|sisl)|mpe2)\.\w+_v\d+|vmas\.\w+|lightning_rl\.envs\.games\.({OURS})")
 """Pattern of environments in PettingZoo's packages, scenarios of VMAS, and games of this package."""
 
@@ -398,6 +399,8 @@ def find_builder(env_id: str) -> Callable[..., object]:
         name = "parallel_env" if hasattr(found, "parallel_env") else "env"
         path, builder = f"{env_id}.{name}", getattr(found, name, None)
     if not callable(builder):
+        if versions := _find_versions(env_id):
+            raise SettingError(f"env.id {env_id!r}: this version is not installed; name {' or '.join(versions)}")
         raise SettingError(f"env.id {env_id!r} is not a PettingZoo environment: it has neither parallel_env nor env")
     if not isinstance(builder, type) and not is_packaged(env_id):
         check_function("env.id", path, builder, builds_environment=True)
@@ -409,6 +412,14 @@ def find_builder(env_id: str) -> Callable[..., object]:
 def _is_no_environment(name: str, kind: type) -> SettingError:
     what = "which is not a PettingZoo environment; register environments of one agent with gymnasium"
     return SettingError(f"{name} builds {kind.__name__}, {what}")
+
+
+def _find_versions(env_id: str) -> list[str]:
+    """Return the other versions of an environment `…_v3` in the same package, for which PettingZoo leaves an attribute of another kind."""
+    parent, _, name = env_id.rpartition(".")
+    stem = VERSION.sub("", name)
+    names = [each.name for each in iter_modules(getattr(sys.modules.get(parent), "__path__", ()))]
+    return [f"{parent}.{each}" for each in names if VERSION.search(each) and VERSION.sub("", each) == stem]
 
 
 def _missing(env_id: str, module: str) -> SettingError:
