@@ -18,6 +18,7 @@ from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.parameters import draw_by_episode
+from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, PolicyNetwork, fits_numpy, numpy_normalizer
 from lightning_rl.spaces import Spaces, allocate, as_spaces
@@ -209,7 +210,7 @@ class Evaluator:
 
     def close(self) -> None:
         for seat in self.seats:
-            seat.env.close()
+            close_env(seat.env)
 
 
 class _JobSeat(Seat):

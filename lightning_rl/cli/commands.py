@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,10 @@ def load_to_play(path: str | Path, options: Namespace) -> Any:
 
 def evaluate(options: Namespace) -> int:
     """Play episodes with a checkpoint's policy and print their statistics."""
-    algorithm = load_to_play(options.ckpt_path, options)
     numbers = options.episodes, options.seed, options.num_envs
-    result = policy.evaluate(algorithm, *numbers, not options.stochastic, options.max_episode_steps, options.opponent)
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # stdout is one JSON object, without notices
+        algorithm = load_to_play(options.ckpt_path, options)
+        result = policy.evaluate(algorithm, *numbers, not options.stochastic, options.max_episode_steps, options.opponent)
     if options.json:
         print(json.dumps(result))
     else:

@@ -12,6 +12,7 @@ from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent, points
 from lightning_rl.envs.masks import make_masks
+from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
 from lightning_rl.networks.acting import ActingPolicy
@@ -128,7 +129,7 @@ class AgentEpisodePlayer:
     def close(self) -> None:
         """Close the environments."""
         for env in self.envs:
-            env.close()
+            close_env(env)
 
 
 class _EnvPlayer:

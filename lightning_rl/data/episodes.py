@@ -16,7 +16,7 @@ from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.snapshot.state import seed_spaces
-from lightning_rl.envs.sync import contract_of, name_of
+from lightning_rl.envs.sync import close_env, contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import check_episode
 from lightning_rl.networks.acting import ActingPolicy
@@ -194,7 +194,7 @@ class EpisodePlayer:
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            close_env(env)
 
     @torch.no_grad()
     def _play(

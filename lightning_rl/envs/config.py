@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +17,7 @@ from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.lessons import as_parameters
+from lightning_rl.envs.sync import closing_env
 from lightning_rl.envs.tensors import PREFIX
 from lightning_rl.errors import SettingError, as_settings, check_choice, check_range
 
@@ -222,7 +223,7 @@ def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, object]:
     built: list[dict[str, object]] = []
     with suppress(Exception):  # a constructor may raise anything
         for _ in range(2):
-            with closing(make()) as made:
+            with closing_env(make()) as made:
                 built.append(dict(vars(made.unwrapped)))
     first, second = built if len(built) == 2 else ({}, {})
     own, kinds = vars(env.unwrapped), (bool, int, float, str)

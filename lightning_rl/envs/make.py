@@ -7,7 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import closing, redirect_stderr
+from contextlib import redirect_stderr
 from copy import deepcopy
 from functools import partial
 from io import StringIO
@@ -27,7 +27,7 @@ from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, EnvSource, res
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import make_masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
-from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv
+from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv, closing_env
 from lightning_rl.envs.tensors import PREFIX, HostView, gives_tensors, register_torch_control
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.envs.wrapper_effects import check_wrappers, describe_effects, effects_by_class, find_effects
@@ -165,15 +165,15 @@ def _probe_spaces(env: EnvSource, joint: str) -> Spaces:
         return _find_masks(env, single_spaces(env), "the environment")
     if isinstance(env, EnvConfig) and env.vectorization == "native":
         envs = make_vector_env(env)
-        with closing(envs):
+        with closing_env(envs):
             return _find_masks(envs, single_spaces(envs), env.id)
     single = make_env(single_env_config(env))
     if isinstance(agents := single.unwrapped, AgentsEnv):
-        with closing(single):
+        with closing_env(single):
             single.reset(seed=0)
             return agents.with_joint(agents.find_spaces(), joint)
     name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
-    with closing(single):
+    with closing_env(single):
         for space in ("observation_space", "action_space"):
             try:
                 has_none, place = getattr(single, space) is None, ""

@@ -8,7 +8,6 @@
 """
 
 from collections.abc import Mapping
-from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -27,6 +26,7 @@ from lightning_rl.envs.make import make_env, make_vector_env, make_vmas
 from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.state import choose_way, seed_spaces
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
+from lightning_rl.envs.sync import close_env, closing_env
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, keep_running
 from lightning_rl.spaces import MASK, Spaces, single_spaces
@@ -54,7 +54,8 @@ class Stepper:
         masked: bool = False,
     ) -> None:
         self.envs, self.mode, self.keeper, self.name, self.settings = envs, mode, keeper, name, settings
-        self.num_envs, self.close = envs.num_envs, envs.close
+        self.num_envs = envs.num_envs
+        self.close = envs.close if isinstance(envs, SyncVectorEnv | WorkerVectorEnv) else partial(close_env, envs)
         self.can_be_saved = keeper is not None
         """Whether the environments can be saved in the middle of an episode."""
         self.all_valid = np.ones(envs.num_envs, dtype=bool)
@@ -237,7 +238,7 @@ def find_way_to_save(env: EnvSource, sides: Mapping[str, Spaces]) -> tuple[str |
     Raises `SettingError`: the environment has other agents or spaces than `sides`.
     """
     config = env if isinstance(env, EnvConfig) else None
-    with closing(make_env(env)) as built:
+    with closing_env(make_env(env)) as built:
         one, settings = built.unwrapped, fingerprint(built, config)
         agents = sorted(agent for spaces in sides.values() for agent in spaces.agents)
         if not isinstance(one, AgentsEnv) or sorted(one.agents) != agents:

@@ -1,11 +1,14 @@
-"""Synchronous vector environment, and the checks that an environment follows gymnasium's contract."""
+"""Synchronous vector environment, the checks that an environment follows gymnasium's contract, and closing within a time limit."""
 
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from textwrap import shorten
-from typing import Literal
+from types import FrameType
+from typing import Any, Literal, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -13,8 +16,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_empty_array, iterate
 from numpy.typing import DTypeLike
 
+from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
-from lightning_rl.errors import SettingError, keep_running, place_in_code, was_raised_in
+from lightning_rl.errors import SettingError, is_interrupt, keep_running, place_in_code, printable, was_raised_in
 from lightning_rl.spaces import MASK, cast, is_outside, mismatches, misshape
 from lightning_rl.types import Info, Options, StepResult, Tree
 
@@ -24,6 +28,13 @@ FLAGS = frozenset((bool, np.bool_))
 """Types of ends of episodes that need no closer look."""
 READ = (*SUCCESS, MASK, PARAMETERS, LESSONS)
 """The keys of an environment's info that are read."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds for `close` of an environment."""
+Env = TypeVar("Env", bound=Any)
+_failed: set[type] = set()
+"""Environments whose failure to close this process has reported."""
+_hung: set[type] = set()
+"""Environments whose `close` did not return in time; it is not called again."""
 
 
 class Contract:
@@ -138,8 +149,7 @@ class CheckedEnv(gym.Wrapper):
         return cast(self.observation_space, obs), reward, terminated, truncated, info
 
     def close(self) -> None:
-        with self.contract.naming():
-            self.env.close()
+        close_env(self.env)
 
 
 def name_of(env: gym.Env) -> str:
@@ -244,9 +254,8 @@ class TurnVectorEnv(SyncVectorEnv):
 
     def close_extras(self, **_: object) -> None:
         """Close the environments."""
-        for env, contract in zip(self.envs, self.contracts, strict=True):
-            with contract.naming():
-                env.close()
+        for env in self.envs:
+            close_env(env)
 
 
 def casting_to(dtype: np.dtype) -> Literal["safe", "same_kind"]:
@@ -266,3 +275,60 @@ def write_rows(array: Tree, rows: Sequence[Tree]) -> None:
         return
     for key, part in array.items() if isinstance(array, dict) else enumerate(array):
         write_rows(part, [row[key] for row in rows])
+
+
+class CloseTimeoutError(BaseException):
+    """Interrupts a `close` that hangs; not an `Exception`, which it might catch."""
+
+
+def close_env(env: Any, say: Callable[[str], object] = lambda line: print(line, flush=True)) -> None:
+    """Close an environment, single or vector. Print a line if its `close` raises or hangs, once for each class.
+
+    Only in the main thread is there a time limit. Errors of our own wrappers that write files are raised.
+    """
+    kind = type(getattr(env, "unwrapped", env))
+    if kind in _hung:
+        return
+    try:
+        with time_limit(CLOSE_TIMEOUT):
+            env.close()
+    except (SettingError, SaveError):
+        raise
+    except BaseException as error:  # user code may raise anything
+        if is_interrupt(error):
+            raise
+        what = shorten(f"raised {type(error).__name__}: {error}", 130, placeholder=" …") + place_in_code(error)
+        if isinstance(error, CloseTimeoutError):
+            _hung.add(kind)
+            what = f"did not return in {CLOSE_TIMEOUT:g} s{place_in_code(error)} and is not called again"
+        if kind not in _failed:
+            _failed.add(kind)
+            say(printable(f"close of {kind.__name__} {what}; the program continues"))
+
+
+@contextmanager
+def closing_env(env: Env) -> Iterator[Env]:
+    """Close an environment at the end of the context, as `close_env` does."""
+    try:
+        yield env
+    finally:
+        close_env(env)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `CloseTimeoutError` in the main thread after some seconds, and again each second; other threads have no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, _interrupt)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise CloseTimeoutError

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,7 @@ import numpy as np
 from lightning_rl.checkpoints.atomic import SaveError, create, temporary
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
-from lightning_rl.envs.sync import name_of
+from lightning_rl.envs.sync import closing_env, name_of
 from lightning_rl.errors import SettingError, keep_running, missing_extra
 from lightning_rl.types import Info, Options, StepResult, Tree
 
@@ -167,12 +166,12 @@ def check_renders(env: EnvConfig | Callable[[], gym.Env], needed_by: str) -> Non
     if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # otherwise pygame warns that there is no display, which frames do not need
     if isinstance(env, EnvConfig):
-        with closing(make_env(single_env_config(with_render_mode(env, None)))) as plain:
+        with closing_env(make_env(single_env_config(with_render_mode(env, None)))) as plain:
             modes = plain.metadata.get("render_modes") or ()
         if "rgb_array" not in modes:
             raise SettingError(f"{needed_by}: {env.id} cannot render rgb_array; its render modes: {', '.join(modes) or 'none'}")
         env = single_env_config(with_render_mode(env))
-    with closing(make_env(env)) as single:
+    with closing_env(make_env(env)) as single:
         if single.render_mode != "rgb_array":
             raise SettingError(f"{needed_by}: {name_of(single)} must be built with render_mode rgb_array, got {single.render_mode}")
         single.reset(seed=0)

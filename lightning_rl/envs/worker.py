@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 
 from lightning_rl.envs.snapshot.state import get_state, record, seed_spaces, set_state
-from lightning_rl.envs.sync import contract_of
+from lightning_rl.envs.sync import close_env, contract_of
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import error_line
 from lightning_rl.types import Info, Options, State, Tree
@@ -44,7 +44,7 @@ def work(index: int, build: CloudpickleWrapper, obs: Tree, outcome: Tree, mode: 
             report(pipe, FAILED, error_line(error))
     finally:
         if worker is not None:
-            worker.env.close()
+            close_env(worker.env, say=lambda line: None)
 
 
 def report(pipe: Connection, kind: bytes, line: str) -> None:

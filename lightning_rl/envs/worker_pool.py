@@ -22,7 +22,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_shared_memory, iterate, read_from_shared_memory
 
 from lightning_rl.envs.lessons import LessonValues
-from lightning_rl.envs.sync import merge_info
+from lightning_rl.envs.sync import close_env, merge_info
 from lightning_rl.envs.worker import FAILED, UNUSABLE, to_bytes, work
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import (
@@ -101,7 +101,7 @@ class WorkerVectorEnv(VectorEnv):
         self.render_mode = single.render_mode
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
         self.takes_lessons = single.has_wrapper_attr("set_lessons")
-        single.close()
+        close_env(single)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.context = multiprocessing.get_context()  # gymnasium's default, too

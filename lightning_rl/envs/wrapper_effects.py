@@ -8,7 +8,6 @@ environment inside it.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from gymnasium.wrappers import vector
 
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.state import AnyEnv, are_equal, layers, run_apart
+from lightning_rl.envs.sync import closing_env
 from lightning_rl.errors import SettingError, is_interrupt
 from lightning_rl.types import Info, Options, StepResult, Tree
 
@@ -158,7 +158,7 @@ def _play(
 def _try_wrappers(build: Callable[[], AnyEnv], deadline: float) -> list[Effect]:
     known: list[Effect] = []
     try:
-        with closing(build()) as env, closing(build()) as other:
+        with closing_env(build()) as env, closing_env(build()) as other:
             known = effects_by_class(env)
             if len([*layers(env)]) == 1 or env.unwrapped is other.unwrapped:
                 return known

@@ -7,7 +7,6 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -27,6 +26,7 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSource
 from lightning_rl.envs.make import make_env
+from lightning_rl.envs.sync import closing_env
 from lightning_rl.errors import SettingError, as_settings, check_names, closest, nearest
 from lightning_rl.networks.acting import VisiblePolicy
 from lightning_rl.sharing.hub import is_address
@@ -164,7 +164,7 @@ def find_sides(env: EnvSource, behaviors: Mapping[str, Behavior]) -> dict[str, S
     Raises `SettingError`: an agent has no behavior or two, agents of one behavior have different spaces, a pattern matches no agent, or
     agents take turns.
     """
-    with closing(make_env(env)) as built:
+    with closing_env(make_env(env)) as built:
         one = built.unwrapped
         if not isinstance(one, AgentsEnv):
             raise SettingError("MultiAgent needs a multi-agent environment, such as mpe2.simple_spread_v3")

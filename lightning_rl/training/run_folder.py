@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from lightning_rl.config_files import Plain, dump
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env
-from lightning_rl.envs.sync import name_of
+from lightning_rl.envs.sync import closing_env, name_of
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import CsvTable, read_rows
 
@@ -180,7 +180,7 @@ def environment_name(env: object) -> str:
     spec = None if isinstance(env, type) else getattr(env, "spec", None)
     name = getattr(env, "__name__", type(env).__name__)
     if spec is None and callable(env) and name == "<lambda>":
-        with closing(make_env(env)) as built:
+        with closing_env(make_env(env)) as built:
             return built.unwrapped.name if isinstance(built.unwrapped, AgentsEnv) else name_of(built)
     return spec.id if spec is not None else name
 

@@ -12,6 +12,7 @@ from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.snapshot.state import get_state, layers, record, set_state
+from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import JOINT, OWN, Spaces, allocate
 from lightning_rl.types import EnvStep, Info, State, Tree, tree_index, tree_map, tree_stack
@@ -275,7 +276,7 @@ class World:
     def close(self) -> None:
         """Close all copies."""
         for env in self.envs:
-            env.close()
+            close_env(env)
 
     def get_state(self) -> State:
         """Return everything that the next steps depend on, as plain data; only between two steps."""

@@ -33,6 +33,7 @@ from gymnasium.vector import VectorEnv
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.decoding import Decoder, write_all
 from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, attributes_of, is_space, read_all
+from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import is_interrupt
 from lightning_rl.startup import follow_parent
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_leaves
@@ -276,7 +277,7 @@ def is_exact(build: Callable[[], Any], way: str, deadline: float) -> bool:
     finally:
         if len({id(copy.unwrapped) for copy in copies}) > 1:  # otherwise the function returned the environment itself
             for copy in copies:
-                copy.close()
+                close_env(copy)
 
 
 def play(
