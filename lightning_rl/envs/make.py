@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs import registration
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_rl.dotted_paths import check_module
@@ -301,7 +302,8 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
     except BaseException as error:  # a constructor may raise anything
         keep_running(error, f"the environment {config.id}")
         if needs_mujoco_py(config.id) and isinstance(error, ImportError | gym.error.Error):
-            raise SettingError(f"{config.id} needs mujoco_py, which is no longer maintained; use a version from v4 on") from error
+            newest = find_newest_version(config.id)
+            raise SettingError(f"{config.id} needs mujoco_py, which is no longer maintained; use {newest}") from error
         hint = "; try vectorization sync" if config.vectorization == "native" else ""
         if isinstance(error, ModuleNotFoundError | gym.error.DependencyNotInstalled):
             hint = ""
@@ -380,9 +382,20 @@ def prepare_package(env_id: str) -> None:
 
 
 def needs_mujoco_py(env_id: str) -> bool:
-    """Return whether an id is an old MuJoCo environment (v2, v3), which gymnasium removed and gymnasium-robotics registers again."""
+    """Return whether an id is an old MuJoCo environment (such as HalfCheetah-v3 or FetchReach-v1) that gymnasium-robotics registers."""
     entry = getattr(gym.registry.get(env_id), "entry_point", None)
-    return "mujoco_py" in getattr(entry, "__name__", "") or str(entry).startswith("gymnasium_robotics.envs.mujoco.")
+    named = getattr(entry, "__name__", "") + str(entry)
+    return named.startswith("gymnasium_robotics.envs.mujoco.") or any(old in named for old in ("mujoco_py", "MujocoPy"))
+
+
+def find_newest_version(env_id: str) -> str:
+    """Return the id of the newest registered version of an environment; the id itself if there is none."""
+    try:
+        namespace, name, _ = registration.parse_env_id(env_id)
+    except gym.error.Error:
+        return env_id
+    newest = registration.find_highest_version(namespace, name)
+    return env_id if newest is None else registration.get_env_id(namespace, name, newest)
 
 
 def find_user_module(env_id: str) -> str | None:

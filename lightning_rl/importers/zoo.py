@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium as gym
 
 from lightning_rl.config_files import Plain
-from lightning_rl.envs.make import needs_mujoco_py, prepare_package
+from lightning_rl.envs.make import find_newest_version, needs_mujoco_py, prepare_package
 from lightning_rl.errors import SettingError, check_choice, check_names, check_range, nearest
 from lightning_rl.importers import zoo_settings as theirs
 from lightning_rl.importers.config import Config, Settings, read_expression, read_file
@@ -37,17 +37,20 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     check_names(f"{section}.", settings.values, known, f" of the zoo's {algorithm}")
     settings.values = theirs.DEFAULTS.get(algorithm, {}) | {name: value for name, value in settings.values.items() if value is not None}
     config = Config(theirs.ALGORITHMS[algorithm], f"lightning-rl import-zoo {Path(path).name} {env_id}")
-    current = current_id(env_id)
-    if current != env_id:
-        config.note(f"gymnasium has {current} instead of {env_id}")
+    velocities, shown = hidden_velocities(env_id)
+    current = current_id(shown)
+    if current != shown:
+        config.note(f"gymnasium has {current} instead of {shown}")
     if section not in (env_id, current):
         config.note(f"these are the settings of {section}")
     config.set("model.env.id", current)
     num_envs = settings.integer("n_envs", 1)
     config.set("model.env.num_envs", num_envs)
-    set_environment(config, settings)
+    set_environment(config, settings, velocities)
     config.set("model.max_env_steps", settings.integer("n_timesteps", 1_000_000))
-    if algorithm in ("ppo", "trpo"):
+    if algorithm == "ppo_lstm":
+        set_sequences(config, settings, num_envs)
+    elif algorithm in ("ppo", "trpo"):
         set_minibatches(config, settings, num_envs)
     between = None
     if algorithm in theirs.OFF_POLICY:
@@ -129,13 +132,19 @@ def current_id(env_id: str) -> str:
         prepare_package(env_id)
     except ImportError:
         return env_id
-    versions = versions_of(env_id, gym.registry)
     gone = env_id not in gym.registry or needs_mujoco_py(env_id)
-    return versions[-1] if gone and versions else env_id
+    return find_newest_version(env_id) if gone else env_id
 
 
-def set_environment(config: Config, settings: Settings) -> None:
-    """Convert the environment's arguments and wrappers."""
+def hidden_velocities(env_id: str) -> tuple[list[int], str]:
+    """Return where the velocities are that a `…NoVel` environment of the zoo hides, and the id of the environment that shows them."""
+    name, _, version = env_id.rpartition("-")
+    velocities = theirs.VELOCITIES.get(name.removesuffix(theirs.MASKED), []) if name.endswith(theirs.MASKED) else []
+    return velocities, f"{name.removesuffix(theirs.MASKED)}-{version}" if velocities else env_id
+
+
+def set_environment(config: Config, settings: Settings, velocities: list[int]) -> None:
+    """Convert the environment's arguments and wrappers, and hide its velocities."""
     arguments = read_expression(settings.take("env_kwargs", {}), settings.place("env_kwargs"))
     if not isinstance(arguments, dict):
         raise SettingError(f"{settings.place('env_kwargs')} must be a mapping of arguments, got {arguments!r}")
@@ -143,6 +152,8 @@ def set_environment(config: Config, settings: Settings) -> None:
         config.set("model.env.kwargs", arguments)
     frames = settings.integer("frame_stack", 1)
     kept: list[Plain] = []
+    if velocities:
+        kept.append({"class_path": "lightning_rl.envs.MaskObservation", "init_args": {"indices": velocities}})
     for path, given in read_wrappers(settings.take("env_wrapper"), settings.place("env_wrapper")):
         name = path.rpartition(".")[2]
         if name == "AtariWrapper":
@@ -208,6 +219,20 @@ def set_minibatches(config: Config, settings: Settings, num_envs: int) -> None:
     batch = next(size for size in range(min(wanted, rows), 0, -1) if rows % size == 0)
     config.set("model.n_steps", n_steps)
     config.set("model.batch_size", batch, f"{wanted} there; here a part of n_steps x num_envs = {rows}" * (batch != wanted))
+
+
+def set_sequences(config: Config, settings: Settings, num_envs: int) -> None:
+    """Convert batch_size to sequences of equal length, as long as a minibatch or a rollout allows, and as many of them as divide it."""
+    n_steps, wanted = settings.integer("n_steps", 128), settings.integer("batch_size", 128)
+    parts = math.ceil(n_steps / min(wanted, n_steps))
+    length = math.ceil(n_steps / parts)
+    count = next(count for count in range(max(1, wanted // length), 0, -1) if parts * num_envs % count == 0)
+    batch = count * length
+    config.set("model.n_steps", n_steps)
+    remark = f"{wanted} there; here sequences of {length} that divide those of the rollout, {parts * num_envs}"
+    config.set("model.batch_size", batch, remark * (batch != wanted))
+    config.set("model.memory.class_path", "LSTM")
+    config.set("model.memory.init_args.sequence_length", length, "at most as long there, where a minibatch is consecutive rows")
 
 
 def set_update_ratio(config: Config, settings: Settings, num_envs: int) -> float:

@@ -10,6 +10,7 @@ from lightning_rl.importers.config import Config, Settings, read_expression
 
 ALGORITHMS = {
     "ppo": "PPO",
+    "ppo_lstm": "PPO",
     "a2c": "A2C",
     "dqn": "DQN",
     "qrdqn": "DQN",
@@ -21,20 +22,19 @@ ALGORITHMS = {
     "trpo": "TRPO",
     "ars": "ARS",
 }
-ON_POLICY = ("ppo", "a2c", "trpo")
+ON_POLICY = ("ppo", "ppo_lstm", "a2c", "trpo")
 OFF_POLICY = ("dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg")
 MISSING = {
     "her": "it is replay.relabel of SAC, TQC, TD3 and DQN, and the zoo does not read her.yml any more: take tqc.yml",
-    "ppo_lstm": "it is PPO with model.memory LSTM: take ppo.yml",
 }
-"""The zoo's other algorithms, and what to use instead."""
+"""The zoo's other files, and what to use instead."""
 
 _ON_POLICY = ("gamma", "n_steps", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
 _OFF_POLICY = ("gamma", "buffer_size", "batch_size", "learning_starts", "tau", "n_steps", "optimize_memory_usage")
 _TRUST_REGION = ("cg_max_steps", "cg_damping", "line_search_shrinking_factor", "line_search_max_iter")
 _EXPLORATION = ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
 SAME = {
-    "ppo": (*_ON_POLICY, "n_epochs", "target_kl"),
+    **dict.fromkeys(("ppo", "ppo_lstm"), (*_ON_POLICY, "n_epochs", "target_kl")),
     "a2c": (*_ON_POLICY, "use_rms_prop", "rms_prop_eps"),
     "trpo": ("gamma", "n_steps", "gae_lambda", "normalize_advantage", "target_kl", "n_critic_updates", *_TRUST_REGION),
     "dqn": (*_OFF_POLICY, *_EXPLORATION, "max_grad_norm"),
@@ -47,12 +47,15 @@ SAME = {
     "ddpg": _OFF_POLICY,
 }
 """Settings of the same name and meaning."""
-SCHEDULED = {name: ("learning_rate", "clip_range", "clip_range_vf") if name == "ppo" else ("learning_rate",) for name in ALGORITHMS}
+SCHEDULED = {
+    name: ("learning_rate", "clip_range", "clip_range_vf") if ours == "PPO" else ("learning_rate",) for name, ours in ALGORITHMS.items()
+}
 """Numbers that may be schedules, `lin_0.001`."""
 DIFFERENT = {"clip_range_vf": "the larger of the clipped and the unclipped loss; Stable-Baselines3 takes the clipped one"}
 """Settings of the same name with a different effect."""
 OTHERS = {
     "ppo": {"batch_size"},
+    "ppo_lstm": {"batch_size"},
     "a2c": set(),
     "trpo": {"batch_size", "sub_sampling_factor"},
     "ars": {"n_delta", "n_top", "delta_std"},
@@ -66,6 +69,7 @@ ZOO = {"n_timesteps", "n_envs", "normalize", "policy", "policy_kwargs", "env_kwa
 
 DEFAULTS: dict[str, Plain] = {
     "ppo": {"n_steps": 2048, "batch_size": 64, "n_epochs": 10},
+    "ppo_lstm": {"n_steps": 128, "batch_size": 128, "n_epochs": 10},
     "trpo": {"n_steps": 2048, "batch_size": 128},
     "dqn": {"target_update_interval": 10_000, "train_freq": 4},
     "qrdqn": {
@@ -80,10 +84,10 @@ DEFAULTS: dict[str, Plain] = {
 """Stable-Baselines3's defaults that differ from ours."""
 QUANTILES = {"qrdqn": 200, "tqc": 25}
 NET_ARCH = {"td3": [400, 300], "ddpg": [400, 300]}
-IMAGE_NET_ARCH: dict[str, list[int]] = {name: [] for name in ("ppo", "a2c", "trpo", "dqn", "qrdqn")}
+IMAGE_NET_ARCH: dict[str, list[int]] = {name: [] for name in (*ON_POLICY, "dqn", "qrdqn")}
 """Default hidden layers that differ from ours; IMAGE_NET_ARCH: those behind the encoder of CnnPolicy."""
 
-EXPLORING = ("ppo", "a2c", "trpo", "sac", "tqc", "crossq")
+EXPLORING = (*ON_POLICY, "sac", "tqc", "crossq")
 """Algorithms that support state-dependent exploration."""
 _SDE = ("use_sde", "sde_sample_freq", "use_sde_at_warmup", "full_std", "use_expln", "squash_output", "sde_net_arch")
 STEPS_OF_AN_EPISODE = 64
@@ -91,6 +95,7 @@ STEPS_OF_AN_EPISODE = 64
 DROPPED = {
     **dict.fromkeys(_SDE, "without effect there unless use_sde explores"),
     "sub_sampling_factor": "the Fisher matrix is that of all rows here",
+    "lstm_kwargs": "an LSTM has no other settings here",
     "callback": "see trainer.callbacks",
     "vec_env_wrapper": "see env.wrappers",
     "vec_env_kwargs": "see env.vectorization",
@@ -118,6 +123,7 @@ HINDSIGHT = {
 
 POLICY = {"net_arch", "activation_fn", "log_std_init", "ortho_init", "n_critics", "share_features_extractor", "optimizer_class"}
 POLICY |= {"optimizer_kwargs", "features_extractor_class", "features_extractor_kwargs", "normalize_images"}
+RECURRENT = {"lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm", "lstm_kwargs"}
 POLICY |= {"full_std", "use_expln", "squash_output", "sde_net_arch"}
 ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "SiLU": "silu", "ELU": "elu", "LeakyReLU": "leaky_relu", "GELU": "gelu"}
 
@@ -130,17 +136,31 @@ WRAPPERS: dict[str, tuple[str, dict[str, str], str]] = {
     "FlatObsWrapper": ("minigrid.wrappers.FlatObsWrapper", {}, ""),
 }
 """Wrappers by class name: our wrapper, our names of its arguments by theirs, and what is different."""
+MASKED = "NoVel"
+"""What the zoo adds to the name of an environment whose velocities it hides."""
+VELOCITIES = {
+    "CartPole": [1, 3],
+    "MountainCar": [1],
+    "MountainCarContinuous": [1],
+    "Pendulum": [2],
+    "LunarLander": [2, 3, 5],
+    "LunarLanderContinuous": [2, 3, 5],
+}
+"""Where these environments have the velocities that the zoo hides."""
 WRAPPER_DEFAULTS: dict[str, Plain] = {"TimeAwareObservation": {"normalize_time": True}, "RepeatAction": {"num_repeats": 4}}
 
 
 def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     """Convert `policy` and `policy_kwargs`; settings that do not exist here stay in `settings`."""
-    kind, place = settings.take("policy", "MlpPolicy"), settings.place("policy_kwargs")
-    check_choice(settings.place("policy"), kind, ("LinearPolicy",) * (algorithm == "ars") + ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"))
+    recurrent, place = "Lstm" * (algorithm == "ppo_lstm"), settings.place("policy_kwargs")
+    kinds = [f"{each}{recurrent}Policy" for each in ("Mlp", "Cnn", "MultiInput")]
+    kind = settings.take("policy", kinds[0])
+    check_choice(settings.place("policy"), kind, ["LinearPolicy"] * (algorithm == "ars") + kinds)
     values = read_expression(settings.take("policy_kwargs", {}), place)
     if not isinstance(values, dict):
         raise SettingError(f"{place} must be a mapping such as dict(net_arch=[64, 64]), got {values!r}")
-    check_names(f"{place}.", values, POLICY | ({"n_quantiles"} if algorithm in QUANTILES else set()), " of a policy")
+    own = {"n_quantiles"} if algorithm in QUANTILES else RECURRENT if recurrent else set()
+    check_names(f"{place}.", values, POLICY | own, " of a policy")
     inner = Settings(values, {name: f"{place}.{name}" for name in values})
     if algorithm == "ars":
         is_linear = kind == "LinearPolicy"
@@ -149,11 +169,14 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
             config.set("model.activation", "relu")
         if inner.take("squash_output", not is_linear):
             config.set("model.action_dist", "tanh_normal")
-    default = (IMAGE_NET_ARCH if kind == "CnnPolicy" else NET_ARCH).get(algorithm)
+    sees_images = kind.startswith("Cnn")
+    default = (IMAGE_NET_ARCH if sees_images else NET_ARCH).get(algorithm)
     if "net_arch" in inner or default is not None:
         set_widths(config, inner.take("net_arch", default), inner.place("net_arch"), algorithm)
-    if kind == "CnnPolicy":
+    if sees_images:
         config.set("model.encoder", "nature_cnn")
+    if recurrent:
+        set_memory(config, inner, sees_images)
     if "activation_fn" in inner:
         name = str(inner.take("activation_fn")).rpartition(".")[2]
         check_choice(inner.place("activation_fn"), name, ACTIVATIONS)
@@ -166,7 +189,8 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     if algorithm in ON_POLICY:
         if "log_std_init" in inner:
             config.set("model.log_std_init", inner.take("log_std_init"))
-        if inner.take("share_features_extractor", True) is False and algorithm != "trpo":  # TRPO shares nothing here
+        # TRPO shares nothing here, and a memory is shared with its encoder
+        if inner.take("share_features_extractor", True) is False and algorithm not in ("trpo", "ppo_lstm"):
             config.set("model.share_encoder", False)
         if algorithm == "a2c" and "RMSprop" in str(inner.values.get("optimizer_class")):
             remark = "outside the square root; inside it there" if "TF" in inner.take("optimizer_class") else ""
@@ -187,6 +211,25 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
         inner.take("share_features_extractor")
         inner.take("ortho_init")
     settings.values |= inner.values
+
+
+def set_memory(config: Config, inner: Settings, sees_images: bool) -> None:
+    """Convert the LSTM of sb3-contrib's recurrent policies; policy and value share theirs only together with the encoder here."""
+    size = inner.integer("lstm_hidden_size", 256)
+    config.set("model.memory.init_args.memory_size", 2 * size, f"lstm_hidden_size {size} there, which does not count the cell")
+    shares_encoder = sees_images and inner.values.get("share_features_extractor", True)
+    if inner.take("shared_lstm", False):
+        config.set("model.share_encoder", True, "the value's gradient changes the LSTM, too; there it does not")
+    elif inner.take("enable_critic_lstm", True):
+        if shares_encoder:
+            config.note("policy and value share the image encoder there; here each has its own in front of its LSTM")
+    elif shares_encoder:
+        config.set("model.share_encoder", True, "enable_critic_lstm false: the value sees no LSTM there, but the same image encoder")
+    else:
+        config.note("enable_critic_lstm false dropped: the value has an LSTM of its own, as the policy has")
+    inner.values.pop("enable_critic_lstm", None)
+    if (layers := inner.integer("n_lstm_layers", 1)) > 1:
+        config.note(f"n_lstm_layers {layers} dropped: a memory has one layer here")
 
 
 def set_exploration(config: Config, settings: Settings, algorithm: str, steps: float) -> None:

@@ -110,6 +110,20 @@ def test_a_function_or_a_class_without_a_path_is_refused_as_a_wrapper():
         assert line.startswith("env.wrappers: ") and name in line and "builds the wrapped environment as env" in line
 
 
+def test_masked_numbers_of_an_observation_are_0_in_spaces_resets_and_steps():
+    wrapper = {"class_path": "lightning_rl.envs.MaskObservation", "init_args": {"indices": [1, 3]}}
+    env = make_env(EnvConfig("CartPole-v1", wrappers=[wrapper]))
+    plain = make_env(EnvConfig("CartPole-v1"))
+    for masked, shown in ((env.reset(seed=0)[0], plain.reset(seed=0)[0]), (env.step(1)[0], plain.step(1)[0])):
+        assert masked.tolist() == [shown[0], 0, shown[2], 0] and shown[1] != 0 and masked in env.observation_space
+    assert env.observation_space.high.tolist() == [plain.observation_space.high[0], 0, plain.observation_space.high[2], 0]
+    for indices, says in (([4], "indices must be from 0 to 3, got [4]"), ([], "indices must be from 0 to 3, got none")):
+        wrapper["init_args"]["indices"] = indices
+        assert says in refusal(make_env, EnvConfig("CartPole-v1", wrappers=[wrapper]))
+    wrapper["init_args"]["indices"] = [0]
+    assert "MaskObservation is for a vector" in refusal(make_env, EnvConfig("tests.environments:ScriptedDict-v0", wrappers=[wrapper]))
+
+
 def test_a_list_is_a_tuple_for_wrappers_of_gymnasium():
     wrapper = {"class_path": "ReshapeObservation", "init_args": {"shape": [2, 2]}}
     assert make_env(EnvConfig("CartPole-v1", wrappers=[wrapper])).reset()[0].shape == (2, 2)
@@ -322,12 +336,17 @@ def test_invalid_settings_are_rejected(setting, says):
 
 
 @pytest.mark.parametrize("registered", ["by gymnasium", "by gymnasium-robotics"])
-def test_an_old_mujoco_environment_is_refused_with_the_versions_to_use(monkeypatch, registered):
+def test_an_old_mujoco_environment_is_refused_with_the_version_to_use(monkeypatch, registered):
     if registered == "by gymnasium-robotics":
         old = EnvSpec("HalfCheetah-v3", entry_point="gymnasium_robotics.envs.mujoco.half_cheetah_v3:HalfCheetahEnv")
         monkeypatch.setitem(gym.registry, old.id, old)
     line = refusal(make_env, EnvConfig("HalfCheetah-v3"))
-    assert line == "HalfCheetah-v3 needs mujoco_py, which is no longer maintained; use a version from v4 on"
+    assert line == "HalfCheetah-v3 needs mujoco_py, which is no longer maintained; use HalfCheetah-v5"
+
+
+@pytest.mark.parametrize(("old", "newest"), [("FetchReach-v1", "FetchReach-v4"), ("HandReach-v0", "HandReach-v3")])
+def test_an_old_robot_is_refused_with_the_version_to_use(old, newest):
+    assert refusal(make_env, EnvConfig(old)) == f"{old} needs mujoco_py, which is no longer maintained; use {newest}"
 
 
 @pytest.mark.parametrize(

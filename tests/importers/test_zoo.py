@@ -7,6 +7,7 @@ import pytest
 import yaml
 from gymnasium.envs.registration import EnvSpec
 
+from lightning_rl import PPO
 from lightning_rl.config_files import Loader
 from lightning_rl.errors import SettingError
 from lightning_rl.importers.zoo import import_zoo
@@ -165,6 +166,63 @@ def test_the_directions_of_ars_are_pairs_of_episodes():
     assert given["learning_rate"] == {"schedule": "linear", "start": 0.018, "end": 0} and given["normalize_obs"] == "off"
     given = settings(imported("ars", "HalfCheetah-v3"))
     assert given["normalize_obs"] == "running" and given["net_arch"] == [64, 64] and "normalize_reward" not in given
+
+
+def test_the_lstm_of_ppo_lstm_is_a_memory_of_ppo_and_hidden_velocities_are_masked():
+    text = imported("ppo_lstm", "CartPoleNoVel-v1")
+    given = settings(text)
+    assert yaml.load(text, Loader)["model"]["class_path"] == "PPO" and comments(text) == []
+    mask = {"class_path": "lightning_rl.envs.MaskObservation", "init_args": {"indices": [1, 3]}}
+    assert given["env"] == {"id": "CartPole-v1", "num_envs": 8, "wrappers": [mask]}
+    assert given["memory"] == {"class_path": "LSTM", "init_args": {"memory_size": 128, "sequence_length": 32}}  # h and c of 64 each
+    assert (given["n_steps"], given["batch_size"], given["net_arch"], "share_encoder" in given) == (32, 256, [64], False)
+
+
+def test_the_defaults_of_ppo_lstm_are_those_of_sb3_contrib():
+    text = imported("ppo_lstm", "LunarLanderContinuousNoVel-v2")
+    given = settings(text)
+    assert comments(text) == ["gymnasium has LunarLanderContinuous-v3 instead of LunarLanderContinuous-v2"]
+    assert given["env"]["id"] == "LunarLanderContinuous-v3" and given["env"]["wrappers"][0]["init_args"] == {"indices": [2, 3, 5]}
+    assert given["memory"]["init_args"] == {"memory_size": 512, "sequence_length": 128}
+    assert (given["batch_size"], given["n_epochs"]) == (128, 10)
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "n_envs", "wanted", "length", "batch"),
+    [
+        (16, 16, 128, 16, 128),  # 8 of 16 sequences
+        (1024, 8, 256, 256, 256),
+        (500, 1, 128, 125, 125),  # 4 equal parts
+        (32, 6, 128, 32, 96),  # 3 of 6 sequences: 4 do not divide them
+        (5, 2, 64, 5, 10),
+        (7, 1, 4, 4, 4),  # 2 parts, of which the last is padded
+    ],
+)
+def test_minibatches_of_ppo_lstm_are_the_longest_sequences_that_divide_a_rollout(n_steps, n_envs, wanted, length, batch, convert, tmp_path):
+    text = convert(f"{{n_steps: {n_steps}, n_envs: {n_envs}, batch_size: {wanted}, n_timesteps: 1000}}", "ppo_lstm")
+    given = settings(text)
+    assert (given["memory"]["init_args"]["sequence_length"], given["batch_size"]) == (length, batch)
+    assert bool(remark(text, "batch_size")) == (batch != wanted)
+    PPO(**given)  # which refuses minibatches that do not fit
+
+
+@pytest.mark.parametrize(
+    ("policy", "kwargs", "shares", "said"),
+    [
+        ("Mlp", "shared_lstm=True, enable_critic_lstm=False", True, "the value's gradient changes the LSTM, too; there it does not"),
+        ("Cnn", "enable_critic_lstm=False", True, "enable_critic_lstm false: the value sees no LSTM there, but the same image encoder"),
+        ("Mlp", "enable_critic_lstm=False", None, "enable_critic_lstm false dropped: the value has an LSTM of its own, as the policy has"),
+        ("Cnn", "", None, "policy and value share the image encoder there; here each has its own in front of its LSTM"),
+        ("Cnn", "share_features_extractor=False", None, ""),
+        ("Mlp", "n_lstm_layers=2", None, "n_lstm_layers 2 dropped: a memory has one layer here"),
+        ("Mlp", "lstm_kwargs=dict(dropout=0.1)", None, "lstm_kwargs dropped: an LSTM has no other settings here"),
+    ],
+)
+def test_what_an_lstm_of_contrib_has_and_ours_has_not_is_said(policy, kwargs, shares, said, convert):
+    text = convert(f'{{policy: {policy}LstmPolicy, policy_kwargs: "dict({kwargs})"}}', "ppo_lstm")
+    assert settings(text).get("share_encoder") is shares
+    found = [*comments(text), *([remark(text, "share_encoder")] if shares else [])]
+    assert found == ([said] if said else [])
 
 
 def test_a_perceptron_of_ars_has_the_activation_of_contrib(convert):
@@ -350,6 +408,13 @@ def test_an_old_mujoco_environment_is_found_in_its_newest_version_also_where_gym
     old = EnvSpec("HalfCheetah-v3", entry_point="gymnasium_robotics.envs.mujoco.half_cheetah_v3:HalfCheetahEnv")
     monkeypatch.setitem(gym.registry, old.id, old)
     assert settings(imported("sac", "HalfCheetah-v3"))["env"]["id"] == "HalfCheetah-v5"
+
+
+def test_an_old_robot_is_found_in_its_newest_version(tmp_path):
+    path = tmp_path / "tqc.yml"
+    path.write_text("FetchReach-v1: {n_timesteps: 1000}")
+    text = import_zoo(str(path), "FetchReach-v1")
+    assert settings(text)["env"]["id"] == "FetchReach-v4" and comments(text) == ["gymnasium has FetchReach-v4 instead of FetchReach-v1"]
 
 
 def test_wrappers_of_gymnasium_are_kept_and_others_are_reported(convert):
