@@ -6,9 +6,10 @@ import re
 import signal
 import subprocess
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from multiprocessing import parent_process
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl  # not needed by workers
 
 T = TypeVar("T")
+RESULTS = "lightning_rl"
+"""The place among a Trainer's metrics of data that must return from spawned processes."""
 
 
 class Counted(Protocol):
@@ -121,11 +124,15 @@ def forward_signal(trainer: pl.Trainer, number: int) -> None:
         launcher.kill(signal.SIGTERM if number == signal.SIGUSR1 else signal.SIGUSR1)
 
 
-def take_counts(trainer: pl.Trainer, algorithm: object, names: Iterable[str]) -> None:
-    """Copy the counts of a run from spawned or forked processes; Lightning brings back only weights and metrics."""
-    if _waits_for_ranks(trainer):
-        for name in names:
-            setattr(algorithm, name, int(trainer.callback_metrics[name]))
+def leave_results(trainer: pl.Trainer, get_results: Callable[[], object]) -> None:
+    """Leave plain data for the process that spawned or forked this one, if any; Lightning brings back only weights and metrics."""
+    if parent_process() is not None and trainer.strategy.launcher is not None:
+        trainer.callback_metrics[RESULTS] = get_results()  # type: ignore[assignment]
+
+
+def take_results(trainer: pl.Trainer) -> Any:
+    """Return what spawned or forked ranks left; None if the run was in this process."""
+    return trainer.callback_metrics.pop(RESULTS) if _waits_for_ranks(trainer) else None
 
 
 def _waits_for_ranks(trainer: pl.Trainer) -> bool:

@@ -314,6 +314,39 @@ def test_spawned_processes_receive_the_signal_and_their_run_is_returned(strategy
     assert found[1:4] == ["2", "True", "True"] and f"stopped by SIGTERM at {found[4]} environment steps; continue: " in result.stdout
 
 
+SPAWN_SEVERAL = """
+import torch
+import lightning_rl as lrl
+
+if __name__ == "__main__":
+    learner = {"class_path": "PPO", "init_args": {"n_steps": 8, "batch_size": 8}}
+    lessons = {"size": {"curriculum": [
+        {"value": 2.0, "completion_criteria": {"measure": "progress", "threshold": 0.5}}, {"value": 1.0}
+    ]}}
+    model = lrl.MultiAgent(
+        {"id": "tests.agents.Sized", "num_envs": 2, "parameters": lessons},
+        {name: {"agents": name, "learner": learner} for name in "ab"},
+        max_env_steps=128,
+    )
+    trainer = lrl.Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", enable_progress_bar=False, evaluation=None)
+    trainer.fit(model)
+    saved = torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)
+    for name, algorithm in model.algorithms.items():
+        print("FOUND", all(getattr(algorithm, count) == saved["lightning_rl"]["behaviors"][name][count] for count in model.COUNTS))
+        print("FOUND", algorithm.env_steps > 0)
+    print("FOUND", model.curriculum[0].lessons == {"size": 1} and "lightning_rl" not in trainer.callback_metrics)
+"""
+
+
+@pytest.mark.slow
+def test_counts_of_behaviors_and_lessons_return_from_spawned_processes(tmp_path):
+    (tmp_path / "script.py").write_text(SPAWN_SEVERAL)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert [line for line in result.stdout.splitlines() if line.startswith("FOUND")] == ["FOUND True"] * 5, result.stdout
+
+
 @pytest.mark.slow
 def test_torchrun_and_two_nodes_train_two_ranks(tmp_path):
     short = "--model.max_env_steps 1024 --evaluation.episodes 4"

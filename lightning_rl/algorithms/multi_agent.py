@@ -239,6 +239,10 @@ class MultiAgent(Run):
         return self.max_env_steps
 
     @property
+    def parts(self) -> list[Run]:
+        return [self, *self.algorithms.values()]
+
+    @property
     def num_envs(self) -> int:
         return count_envs(self.env)
 

@@ -191,7 +191,10 @@ def find_sides(env: EnvSource, behaviors: Mapping[str, Behavior]) -> dict[str, S
 
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "train_dataloader", "prepare_data")
-UNCALLED = ("configure_callbacks", "learning_callbacks", "on_save_checkpoint", "on_load_checkpoint", "lr_scheduler_step", *BATCH_HOOKS)
+UNCALLED = (
+    *("configure_callbacks", "configure_sharded_model", "learning_callbacks", "on_save_checkpoint", "on_load_checkpoint"),
+    *("lr_scheduler_step", *BATCH_HOOKS),
+)
 """Methods of a learner that are not called if several behaviors learn."""
 
 

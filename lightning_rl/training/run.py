@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytorch_lightning as pl
 import torch
 
+from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.iteration import EndIteration, EndRun, user_callbacks
 from lightning_rl.callbacks.protocols import callbacks_of
@@ -22,7 +23,7 @@ from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.collector import RunCollector
 from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
-from lightning_rl.distributed import merge_metrics, of_all_ranks
+from lightning_rl.distributed import leave_results, merge_metrics, of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvSource, changed_task
 from lightning_rl.envs.make import describe_wrappers
@@ -328,8 +329,7 @@ class Run(HookedModule):
     def end_run(self) -> None:
         """Close the environments, after a run or an error."""
         if self.dataset is not None:
-            counts = {name: torch.tensor(getattr(self, name)) for name in self.COUNTS}
-            self.trainer.callback_metrics.update(counts)  # Lightning brings these back from spawned processes
+            leave_results(self.trainer, self.get_results)
             self.notices += self.take_notices()
             for notice in self.notices if self.global_rank else ():  # rank 0 may have died
                 print(printable(f"rank {self.global_rank}: {notice}"))
@@ -337,6 +337,28 @@ class Run(HookedModule):
             self.dataset.collector.close()
             self.dataset = None
             self.end_learning()
+
+    @property
+    def parts(self) -> list[Run]:
+        """Return the run, and its learners if there are several: all that have `COUNTS`."""
+        return [self]
+
+    def get_results(self) -> State:
+        """Return the counts and lessons, which the next `fit` continues, as plain data.
+
+        It must be small: a process that was spawned cannot end before it has sent this, which waits if a pipe is full.
+        """
+        lessons = [each.state_dict() for each in self.learning_callbacks() if isinstance(each, Curriculum)]
+        return to_plain({"counts": [[getattr(each, name) for name in self.COUNTS] for each in self.parts], "lessons": lessons})
+
+    def set_results(self, results: State) -> None:
+        """Restore what `get_results` returned in another process."""
+        for each, counts in zip(self.parts, results["counts"], strict=True):
+            for name, count in zip(self.COUNTS, counts, strict=True):
+                setattr(each, name, count)
+        curriculum = [each for each in self.learning_callbacks() if isinstance(each, Curriculum)]
+        for callback, lessons in zip(curriculum, results["lessons"], strict=True):
+            callback.load_state_dict(lessons)
 
     # ---------------------------------------------------------------- saving, loading and resuming
 

@@ -26,7 +26,7 @@ from lightning_rl.callbacks.stopping import StopOnSignal, end_program, why_stopp
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.config_files import Plain
-from lightning_rl.distributed import forward_signal, report_lost_ranks, take_counts
+from lightning_rl.distributed import forward_signal, report_lost_ranks, take_results
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as_settings, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
@@ -240,7 +240,8 @@ class Trainer(EvaluatingTrainer):
                 self._prepare_folder(run_folder, model, count if continues_here else -1)
                 with report_lost_ranks(model), hidden_notices():
                     super().fit(model, ckpt_path=found, weights_only=weights_only)
-                take_counts(self, model, model.COUNTS)
+                if (results := take_results(self)) is not None:
+                    model.set_results(results)
             except RunStoppedError:
                 pass
             except LostRankError:

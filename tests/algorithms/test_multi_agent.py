@@ -13,10 +13,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from gymnasium.spaces import Discrete
+from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 
 import lightning_rl as lrl
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
+from lightning_rl.training.behaviors import UNCALLED
 from tests.agents import Mortal, Together
 from tests.command_line import run as command
 
@@ -523,6 +525,31 @@ def test_a_hook_that_is_not_called_for_a_learner_is_refused_in_one_line(learner,
         made(a=partial(learner, **SMALL), b=PPO)
     line = f"behavior a: {learner.__name__}.{hook} is not called if several behaviors learn; override it in a subclass of MultiAgent"
     assert str(error.value) == line
+
+
+def counting(called):
+    """Return a learner that overrides all methods which Lightning may call, except those that are refused."""
+    parents = (ModelHooks, DataHooks, CheckpointHooks, pl.LightningModule)
+    prefixes = "on_", "configure_", "optimizer_", "lr_scheduler_", "training_step"
+    more = {name for parent in parents for name in vars(parent) if name.startswith(prefixes)} | {"setup", "teardown"}
+
+    def override(name):
+        def method(self, *arguments, **named):
+            called.add(name)
+            return getattr(super(Counting, self), name)(*arguments, **named)
+
+        return method
+
+    names = [name for name in more if name not in UNCALLED and callable(getattr(lrl.A2C, name))]
+    Counting = type("Counting", (lrl.A2C,), {"__module__": __name__, **{name: override(name) for name in names}})
+    return Counting
+
+
+def test_each_hook_that_is_called_for_an_algorithm_alone_is_called_for_one_of_several(tmp_path):
+    alone, several, evaluation = set(), set(), lrl.EvaluationConfig(every_n_env_steps=8, episodes=1)
+    fit(counting(alone)("tests.agents.Together", max_env_steps=24, n_steps=4, **SMALL), tmp_path / "alone", evaluation=evaluation)
+    fit(made(a=partial(counting(several), n_steps=4, **SMALL), b=PPO, max_env_steps=24), tmp_path / "several", evaluation=evaluation)
+    assert alone == several and {"on_train_batch_end", "on_before_backward", "on_validation_end", "configure_model"} <= alone
 
 
 def test_a_learner_that_asks_for_no_more_batches_ends_the_run(tmp_path):
