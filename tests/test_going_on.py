@@ -447,3 +447,13 @@ def test_a_run_that_an_unknown_metric_ends_is_saved_with_its_replay_buffer(tmp_p
         run.fit(tiny(lrl.SAC))
     (saved,) = torch.load(run.run_folder / "checkpoints/last.ckpt", weights_only=True)["lightning_rl"]["ranks"]
     assert saved["data"]["replay"] is not None
+
+
+def test_a_resumed_run_lists_the_settings_that_differ_from_the_checkpoint_with_both_values(tmp_path, capfd):
+    trainer(tmp_path).fit(SMALL("CartPole-v1", max_env_steps=80))
+    capfd.readouterr()
+    trainer(tmp_path).fit(SMALL("CartPole-v1", max_env_steps=160), ckpt_path="last")
+    assert "settings that differ" not in capfd.readouterr().out  # the length is in the summary
+    trainer(tmp_path).fit(SMALL("CartPole-v1", max_env_steps=240, gamma=0.9, learning_rate=1e-4), ckpt_path="last")
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("settings that differ from the checkpoint's: ")]
+    assert sorted(line.partition(": ")[2].split(", ")) == ["gamma 0.9 (was 0.99)", "learning_rate 0.0001 (was 0.0003)"]

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.data.episodes import WINDOW
 from lightning_rl.errors import printable, short_number
 from lightning_rl.spaces import describe_space
 
@@ -57,8 +58,18 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
         f"  learns        {sum(each.numel() for each in parameters):,} parameters on {device}{ranks}",
         f"  length        {algorithm.length:,} {algorithm.counted}{at}, {'no seed' if seed is None else f'seed {seed}'}",
         f"  evaluation    {describe_evaluation(trainer, algorithm)}",
+        *describe_returns(trainer, algorithm),
         f"  folder        {getattr(trainer, 'run_folder', trainer.default_root_dir) or 'none'}",
     ]
+
+
+def describe_returns(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
+    """Return a line on what the returns of training and of evaluations are, if a run has both."""
+    evaluators = callbacks_of(trainer, RolloutEvaluator)
+    if not evaluators or algorithm.counter == "updates":
+        return []
+    actions = "the most likely actions" if evaluators[0].deterministic else "sampled actions"
+    return [f"  returns       training: the last {WINDOW} episodes, as explored; evaluations: the newest weights, {actions}"]
 
 
 def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
@@ -73,7 +84,11 @@ def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
     is_short = first.interval < iteration < math.inf
     when = "after each iteration" if is_short else f"every {first.interval:,} {algorithm.counted}"
     episodes = f"{first.episodes} episode{'s' * (first.episodes > 1)} {when}"
-    return f"{episodes}, fewer if they would play over {first.max_share:.0%} of the steps" if first.is_bounded(algorithm) else episodes
+    return (
+        f"{episodes}, postponed if evaluations would play over {first.max_share:.0%} of the steps"
+        if first.is_bounded(algorithm)
+        else episodes
+    )
 
 
 class Output(Console):

@@ -210,8 +210,8 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
     try:
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
     except SettingError as error:
-        changed = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
-        changed = [name for name in changed if name != f"max_{algorithm.counter}"]  # the length of a run may change
+        found = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
+        changed = [name for name in found if name != f"max_{algorithm.counter}"]  # the length of a run may change
         named = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
         raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
     behaviors: Mapping[str, Resumable] = getattr(algorithm, "algorithms", {})
@@ -336,15 +336,23 @@ def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
     return "it is NaN or infinite in the checkpoint" if not ours.is_meta and is_finite(ours) and not is_finite(theirs) else None
 
 
-def changed_settings(stored: Mapping[str, object], own: Mapping[str, object], prefix: str = "") -> list[str]:
-    """Return the names of changed settings, such as `env.id`; settings that only one side has are left out."""
-    changed = []
+def describe_changes(algorithm: Resumable, path: str | Path) -> str | None:
+    """Return a line with each setting that differs from a checkpoint's, and both values; None if none does. The length does not count."""
+    changed = changed_settings(read_checkpoint(path)["hyper_parameters"], algorithm.hparams)
+    changed.pop(f"max_{algorithm.counter}", None)
+    both = [f"{name} {shorten(str(now), 60)} (was {shorten(str(before), 60)})" for name, (before, now) in changed.items()]
+    return f"settings that differ from the checkpoint's: {', '.join(both)}" if both else None
+
+
+def changed_settings(stored: Mapping[str, object], own: Mapping[str, object], prefix: str = "") -> dict[str, tuple[object, object]]:
+    """Return the changed settings by name, such as `env.id`, with both values; settings that only one side has are left out."""
+    changed: dict[str, tuple[object, object]] = {}
     for name in [name for name in stored if name in own and stored[name] != own[name]]:
         before, now = stored[name], own[name]
         if isinstance(before, Mapping) and isinstance(now, Mapping) and "class_path" not in before:
-            changed += changed_settings(before, now, f"{prefix}{name}.")
+            changed |= changed_settings(before, now, f"{prefix}{name}.")
         else:
-            changed.append(f"{prefix}{name}")
+            changed[f"{prefix}{name}"] = before, now
     return changed
 
 

@@ -34,7 +34,7 @@ from lightning_rl.startup import leave_the_program
 from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
 from lightning_rl.training.arguments import plain, settings_of
 from lightning_rl.training.evaluating import EvaluatingTrainer
-from lightning_rl.training.loading import check_fits, checkpoint_of, foreign_modules, take_weights
+from lightning_rl.training.loading import check_fits, checkpoint_of, describe_changes, foreign_modules, take_weights
 from lightning_rl.training.run import Run, describe_refused_data
 from lightning_rl.training.run_folder import (
     choose_run,
@@ -52,6 +52,7 @@ from lightning_rl.training.trainer_flags import (
     check_barebones,
     check_beginning,
     check_callbacks,
+    check_epochs,
     check_flags,
     check_loggers,
     check_run_name,
@@ -110,6 +111,7 @@ class Trainer(EvaluatingTrainer):
         **kwargs: Any,
     ) -> None:
         check_flags(kwargs, settings_of(Trainer))
+        check_epochs(max_epochs, kwargs.get("limit_train_batches"))
         if barebones:
             check_barebones(evaluation=evaluation, checkpoint=checkpoint)
             evaluation = checkpoint = log_every_n_steps = None
@@ -211,8 +213,9 @@ class Trainer(EvaluatingTrainer):
             if ckpt_path == "last" and found is None:
                 self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting a new run")
             count = model.count if found is None else check_fits(model, found)
-            if found is not None and (line := differences(found)) is not None:
-                self.say(line)
+            for line in () if found is None else (differences(found), describe_changes(model, found)):
+                if line is not None:
+                    self.say(line)
             if count >= model.length:
                 self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to continue")
                 if found is None:

@@ -56,6 +56,17 @@ def check_flags(flags: Mapping[str, object], own: Iterable[str]) -> None:
             raise SettingError(f"trainer.{flag} {value!r}: {reason}; use {instead}")
 
 
+def check_epochs(max_epochs: int | None, limit_train_batches: float | None) -> None:
+    """Raise `SettingError` for several epochs in a run of one: only `limit_train_batches` makes epochs shorter."""
+    if (
+        max_epochs is not None
+        and max_epochs > 1
+        and (limit_train_batches is None or (limit_train_batches == 1.0 and isinstance(limit_train_batches, float)))
+    ):
+        instead = "use model.max_env_steps, or set trainer.limit_train_batches to the iterations of an epoch"
+        raise SettingError(f"trainer.max_epochs {max_epochs}: a run is one epoch; {instead}")
+
+
 def check_barebones(evaluation: EvaluationConfig | None, checkpoint: CheckpointConfig | None) -> None:
     """Raise `SettingError` if a setting that barebones turns off is set."""
     for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):

@@ -104,7 +104,8 @@ def test_a_run_begins_with_what_it_is(capsys):
         "  actions       Discrete(2)",
         "  learns        107 parameters on the CPU, 1 thread",  # 4·8 + 8 and 8·2 + 2 of the policy, 4·8 + 8 and 8 + 1 of the value
         "  length        160 environment steps, no seed",
-        "  evaluation    3 episodes after each iteration, fewer if they would play over 10% of the steps",
+        "  evaluation    3 episodes after each iteration, postponed if evaluations would play over 10% of the steps",
+        "  returns       training: the last 100 episodes, as explored; evaluations: the newest weights, the most likely actions",
         f"  folder        {Path.cwd()}",
     ]
 
