@@ -309,7 +309,11 @@ ERRORS = {
         (MINE + "--model.env.kwargs.spaces 'text action'", "action space Text", "use Discrete"),
         (MINE + "--model.env.kwargs.spaces 'integer action'", "action space Box(2,)", "Box of floats"),
         (MINE + "--model.env.kwargs.spaces 'unbounded action' --model.action_dist tanh_normal", "tanh_normal", "Box(2,)", "clipped_normal"),
-        (MINE + "--model SAC --model.env.kwargs.spaces 'unbounded action'", "SAC needs a bounded Box, got Box(2,)", "use PPO"),
+        (
+            MINE + "--model SAC --model.env.kwargs.spaces 'unbounded action'",
+            "a policy of SAC, TQC, CrossQ or CQL needs a bounded Box, got Box(2,)",
+            "use PPO",
+        ),
         (MINE + "--model TD3 --model.env.kwargs.spaces 'unbounded action'", "TD3 needs a bounded Box, got Box(2,)", "use PPO"),
         (MINE + "--model DQN --model.env.kwargs.spaces 'integer action'", "DQN and PQN need a Discrete action space, got Box(2,)"),
         (MINE + "--model.env.kwargs.spaces image --model.encoder simple", "encoder simple", "20 x 20, got 8 x 8", "use encoder auto"),

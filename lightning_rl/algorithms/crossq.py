@@ -38,7 +38,7 @@ class CrossQ(SAC):
     policy_delay: Annotated[int, Range(1)] = 3
     """Critic updates per update of the policy and the temperature."""
     adam_beta1: Annotated[float, Range(0, 0.999)] = 0.5
-    """β₁, the decay of Adam's mean gradient, also for the temperature."""
+    """β₁, the decay of Adam's mean gradient; for the temperature it is 0.9."""
     tau: float = field(init=False, default=1.0)
     target_update_interval: int = field(init=False, default=1)
     value_network: bool = field(init=False, default=False)

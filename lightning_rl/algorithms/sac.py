@@ -42,7 +42,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     policy_delay: Annotated[int, Range(1)] = 1
     """Critic updates per update of the policy and the temperature."""
     adam_beta1: Annotated[float, Range(0, 0.999)] = 0.9
-    """β₁, the decay of Adam's mean gradient."""
+    """β₁, the decay of Adam's mean gradient; for the temperature it is 0.9."""
     ent_coef: float | str = "auto"
     """Temperature α: a number, or `auto` (`auto_0.1` with an initial value) to learn it."""
     target_entropy: float | str | dict[str, float] = "auto"
@@ -170,5 +170,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
-        networks = [critics, self.network, *([self.temperature] if self.temperature.learned else [])]
-        return self.with_side_learners(*(FlatAdam(network, beta1=self.adam_beta1) for network in networks))
+        optimizers = [FlatAdam(network, beta1=self.adam_beta1) for network in (critics, self.network)]
+        if self.temperature.learned:
+            optimizers.append(FlatAdam(self.temperature))  # β₁ = 0.9 in CrossQ's code, too
+        return self.with_side_learners(*optimizers)

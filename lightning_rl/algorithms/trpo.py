@@ -6,7 +6,8 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import kl_divergence
+from torch.distributions import Bernoulli, Categorical, Distribution, kl_divergence
+from torch.nn.functional import softplus
 from torch.nn.utils import parameters_to_vector
 
 from lightning_rl.algorithms.algorithm import Algorithm
@@ -124,7 +125,7 @@ class TRPO(ActorCriticFields, Algorithm):
         log_prob = self.network.distribution.evaluate(x, batch.action, batch.action_mask)[0]
         ratio = (log_prob - batch.log_prob).sum(-1).exp()
         new = self.network.distribution.densities(x, batch.action_mask)
-        kl = torch.stack([kl_divergence(before, after).sum(-1) for before, after in zip(old, new, strict=True)]).sum(0)
+        kl = torch.stack([divergence(before, after).sum(-1) for before, after in zip(old, new, strict=True)]).sum(0)
         return losses.mean(ratio * batch.advantage, batch.weight), losses.mean(kl, batch.weight)
 
     def value_loss(self, minibatch: Batch) -> Tensor:
@@ -161,3 +162,13 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, steps: in
         square, before = residual @ residual, square
         direction = residual + square / before * direction
     return x
+
+
+def divergence(old: Distribution, new: Distribution) -> Tensor:
+    """Return KL(old ‖ new) of each part. torch's is infinite where a probability of `new` rounds to 0; its logarithm is finite here."""
+    if isinstance(old, Categorical) and isinstance(new, Categorical):
+        return (old.probs * (old.logits - new.logits)).sum(-1)
+    if isinstance(old, Bernoulli) and isinstance(new, Bernoulli):
+        on = old.probs * (softplus(-new.logits) - softplus(-old.logits))
+        return on + (1 - old.probs) * (softplus(new.logits) - softplus(old.logits))
+    return kl_divergence(old, new)

@@ -188,7 +188,7 @@ class SquashedGaussian(UnitActions):
     """A squashed Gaussian like `TanhGaussian`, with mean and log σ both from x; log σ is clipped to [-20, 2]."""
 
     def __init__(self, space: Box) -> None:
-        super().__init__(space, "SAC")
+        super().__init__(space, "a policy of SAC, TQC, CrossQ or CQL")
         self.num_inputs = 2 * self.num_parts
 
     def noise(self, x: Tensor, generator: Generator | None) -> Tensor:

@@ -47,6 +47,11 @@ def test_every_option_of_crossq_changes_what_is_learned(option):
     assert not torch.equal(learned(CrossQ, critic_net_arch=[8]), learned(CrossQ, **{"critic_net_arch": [8], **option}))
 
 
+def test_the_temperature_of_crossq_has_the_usual_beta_as_in_its_authors_code():
+    optimizers = tiny(CrossQ, BOX, critic_net_arch=[8]).configure_optimizers()
+    assert [each.param_groups[0]["betas"][0] for each in optimizers] == [0.5, 0.5, 0.9]  # critics, policy, temperature
+
+
 def test_crossq_has_wide_critics_and_no_targets():
     model = tiny(CrossQ, BOX)
     assert next(layer.weight.shape[1:] for layer in model.critic.layers.modules() if hasattr(layer, "weight")) == (4, 1024)

@@ -8,10 +8,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
-from torch.distributions import kl_divergence
+from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 import lightning_rl as lrl
 from lightning_rl import TRPO
+from lightning_rl.algorithms import trpo
 from lightning_rl.algorithms.trpo import conjugate_gradient
 from lightning_rl.distributions import make_distribution
 from tests.fitting import Rows, fit, tiny, weights
@@ -20,7 +21,7 @@ from tests.fitting import Rows, fit, tiny, weights
 def divergence(space, old, new, mask=()):
     distribution = make_distribution(space, "clipped_normal")
     before, after = (distribution.densities(torch.tensor([x]), mask) for x in (old, new))
-    return sum(kl_divergence(p, q).sum(-1) for p, q in zip(before, after, strict=True)).item()
+    return sum(trpo.divergence(p, q).sum(-1) for p, q in zip(before, after, strict=True)).item()
 
 
 def test_divergences_by_hand():
@@ -76,3 +77,15 @@ def test_trpo_learns_cartpole(tmp_path, compile):
     trainer = lrl.Trainer(enable_progress_bar=False, default_root_dir=tmp_path)
     trainer.fit(TRPO("CartPole-v1", max_env_steps=60_000, compile=compile))
     assert trainer.callback_metrics["eval/mean_reward"] >= 450
+
+
+def test_the_divergence_is_finite_where_a_probability_rounds_to_0():
+    even, sure = torch.tensor([[0.0, 0.0]]), torch.tensor([[200.0, 0.0]])
+    old, new = Categorical(logits=even), Categorical(logits=sure)
+    assert kl_divergence(old, new).isinf().all()  # e^-200 is 0 in float32
+    expected = pytest.approx(100 - math.log(2))  # ½ (log ½ − 0) + ½ (log ½ + 200)
+    assert trpo.divergence(old, new).item() == expected
+    assert trpo.divergence(Bernoulli(logits=even[:, 0]), Bernoulli(logits=sure[:, 0])).item() == expected
+    legal = torch.tensor([[0.3, -1.0, torch.finfo(torch.float32).min]])
+    assert trpo.divergence(Categorical(logits=legal), Categorical(logits=2 * legal.clamp(min=-1e30))).isfinite().all()
+    assert trpo.divergence(Categorical(logits=legal), Categorical(logits=legal)).item() == 0
