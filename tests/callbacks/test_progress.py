@@ -98,7 +98,7 @@ def test_a_run_begins_with_what_it_is(capsys):
     fit(model, callbacks=[EnvStepsProgressBar(), RolloutEvaluator(episodes=3)], enable_progress_bar=True)
     lines = capsys.readouterr().out.splitlines()
     begin = lines.index("PPO on CartPole-v1, 2 copies")
-    assert lines[begin : begin + 7] == [
+    assert lines[begin : begin + 8] == [
         "PPO on CartPole-v1, 2 copies",
         "  observations  Box(4)",
         "  actions       Discrete(2)",
