@@ -6,21 +6,29 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lightning_rl.errors import SettingError, missing_extra
-from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, ZOO, agent_of, packaged_agent
+from lightning_rl.errors import SettingError, causes_of, missing_extra
+from lightning_rl.sharing.agent import DESCRIPTION, MAX_BYTES, WEIGHTS, ZOO, agent_of, packaged_agent
 
 PREFIX = "hf://"
 CONFIG = "config.yaml"
 STATISTICS = ("vec_normalize.pkl", "vecnormalize.pkl")
 """File names of observation statistics that Stable-Baselines3's tools write."""
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
+
+
+MAX_LARGE, MAX_SECONDS = 1 << 31, 600.0
+"""Maximum size in bytes of a file of weights, and maximum seconds of a download; descriptions and lists may have `MAX_BYTES`."""
+IDS = {"sha", "oid", "sha256", "blobId", "xetHash"}
+"""Entries of the hub's answers that are ids of commits and files."""
 
 
 class Address(NamedTuple):
@@ -65,7 +73,7 @@ def download(text: str | Path) -> Path:
         return packaged_agent(text)
     address = read_address(text)
     hub = load_hub("an agent of the hub")
-    with hub_errors(address):
+    with hub_errors(address), checked_answers(hub, address):
         folder = Path(hub.snapshot_download(address.repo, revision=address.revision, allow_patterns=[DESCRIPTION, WEIGHTS, CONFIG]))
         agent = agent_of(folder)
         if agent is not None:
@@ -103,8 +111,67 @@ def load_hub(needed_by: str) -> ModuleType:
 
 
 @contextmanager
-def hub_errors(address: Address) -> Iterator[None]:
-    """Turn errors of the hub's client into one line, and silence its progress bars and warnings."""
+def checked_answers(hub: ModuleType, address: Address) -> Iterator[None]:
+    """Limit the size and time of answers, and refuse ids that would name files outside of the cache: a mirror may not be honest."""
+    import httpx2  # the client of huggingface_hub
+
+    before = hub.get_session().event_hooks
+    until = time.monotonic() + MAX_SECONDS
+
+    class LimitedBody(httpx2.SyncByteStream):
+        def __init__(self, body: Any, most: int) -> None:
+            self.body, self.most = body, most
+
+        def __iter__(self) -> Iterator[bytes]:
+            size = 0
+            for part in self.body:
+                size += len(part)
+                if size > self.most:
+                    raise SettingError(f"{address}: the hub sends more than {self.most:,} bytes as one file, which no agent needs")
+                if time.monotonic() > until:
+                    raise SettingError(f"{address}: the hub took longer than {MAX_SECONDS:g} s; download the files in another way")
+                yield part
+
+        def close(self) -> None:
+            self.body.close()
+
+    def check(answer: Any) -> None:
+        is_json = "json" in answer.headers.get("Content-Type", "")
+        is_small = is_json or answer.request.url.path.endswith((DESCRIPTION, CONFIG))
+        answer.stream = LimitedBody(answer.stream, MAX_BYTES if is_small else MAX_LARGE)
+        ids = [answer.headers.get("X-Repo-Commit"), None if is_json else answer.headers.get("X-Linked-ETag") or answer.headers.get("ETag")]
+        if is_json and answer.request.method == "GET" and answer.is_success and "/resolve/" not in answer.request.url.path:
+            answer.read()
+            ids += ids_in(answer.json())
+        if (wrong := next((each for each in ids if each is not None and not is_id(each)), None)) is not None:
+            raise SettingError(f"{address}: the hub sends an id that is none, {shorten(repr(wrong), 60)}; nothing was downloaded")
+
+    def make_client(on_answer: list[Any]) -> Any:  # the client makes a new one after an error
+        return httpx2.Client(event_hooks={**before, "response": on_answer}, follow_redirects=True, timeout=None)
+
+    hub.set_client_factory(partial(make_client, [check]))
+    try:
+        yield
+    finally:
+        hub.set_client_factory(partial(make_client, before["response"]))
+
+
+def is_id(value: object) -> bool:
+    """Return whether a value is the id of a commit or file, by which the client names files in its cache."""
+    return isinstance(value, str) and not re.search(r"[/\\\0]|\.\.", value)
+
+
+def ids_in(tree: object) -> Iterator[object]:
+    """Yield all ids in an answer of the hub."""
+    if isinstance(tree, dict):
+        yield from (tree[key] for key in IDS & tree.keys())
+    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from ids_in(child)
+
+
+@contextmanager
+def hub_errors(address: Address, needs: str = "read") -> Iterator[None]:
+    """Turn errors of the hub's client into one line, and silence its progress bars and warnings; `needs`: what its token must permit."""
     hub = load_hub("the hub")
     errors, utils = hub.errors, hub.utils
     were_shown, verbosity = not utils.are_progress_bars_disabled(), utils.logging.get_verbosity()
@@ -125,16 +192,17 @@ def hub_errors(address: Address) -> Iterator[None]:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise SettingError(f"{address}: the repository has no revision {address.revision}; name a branch, a tag or a commit") from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        way_out = "; log in by `hf auth login` with a token that may write" if status in (401, 403) else ""
-        reason = shorten(str(error.server_message or error).strip() or "no reason given", 60, placeholder=" …")
-        raise SettingError(f"{address}: the hub answers {status} ({reason}){way_out}") from error
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        answer = next((cause for cause in causes_of(error) if isinstance(cause, errors.HfHubHTTPError)), None)
+        if answer is not None:  # the client reports an answer that is an error as a missing file of its cache
+            status = answer.response.status_code
+            way_out = f"; log in by `hf auth login` with a token that may {needs}" if status in (401, 403) else ""
+            reason = shorten(str(answer.server_message or answer).strip() or "no reason given", 60, placeholder=" …")
+            raise SettingError(f"{address}: the hub answers {status} ({reason}){way_out}") from error
         raise SettingError(f"{address} is not in the cache, and the hub cannot be reached: is there a network?") from error
     except errors.HFValidationError as error:
         raise SettingError(f"{address}: {error}") from error
-    except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # the client takes any answer for one of the hub: KeyError, TypeError, AssertionError, …
         reason = shorten(f"{type(error).__name__}: {error}", 90, placeholder=" …")
         raise SettingError(f"{address}: the hub cannot be used ({reason})") from error
     finally:
@@ -150,7 +218,7 @@ def prepare_repo(repo: str, private: bool) -> None:
         SettingError: no token, no network, a repository that holds something else, or one that is public and must be private.
     """
     hub, address = load_hub("push"), Address(check_repo(repo), None)
-    with hub_errors(address):
+    with hub_errors(address, "write"):
         api = hub.HfApi()
         api.whoami()
         if not api.repo_exists(repo):
@@ -168,7 +236,7 @@ def upload(repo: str, folder: Path, private: bool, replaced: Sequence[str]) -> s
     Raises `SettingError`: see `hub_errors`.
     """
     hub, address = load_hub("push"), Address(repo, None)
-    with hub_errors(address):
+    with hub_errors(address, "write"):
         api = hub.HfApi()
         api.create_repo(repo, private=private, exist_ok=True)
         commit = api.upload_folder(

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,6 +60,8 @@ class Hub(ThreadingHTTPServer):
         self.large: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.broken: int | None = None
+        self.lie: Callable[[Handler, str], bool] | None = None
+        """Answers a path in another way than the hub does; returns whether it did."""
 
     @property
     def url(self) -> str:
@@ -83,6 +85,8 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.server.requests.append(f"{self.command} {path}")
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) or self.chunks()
+        if self.server.lie is not None and self.server.lie(self, path):
+            return
         try:
             if self.server.broken is not None:
                 raise Answer(self.server.broken, message="out of order")

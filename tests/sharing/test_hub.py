@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from contextlib import suppress
 from functools import cache, partial
+from pathlib import Path
 
 import huggingface_hub.constants as constants
 import numpy as np
@@ -314,6 +317,69 @@ def test_a_hub_that_is_out_of_order_is_one_line(hub, capfd):
     hub.broken = 400
     status, _, error = run(f"evaluate --ckpt_path {ADDRESS}", capfd)
     assert status == 2 and len(error.splitlines()) == 1 and "the hub" in error
+
+
+def send_without_end(handler, path, seconds=0.0):
+    """Send a file in pieces, for as long as somebody reads."""
+    if "/resolve/" not in path or handler.command == "HEAD":
+        return False
+    handler.send_response(200)
+    handler.send_header("ETag", '"abc"')
+    handler.end_headers()
+    handler.close_connection = True
+    with suppress(OSError):
+        while True:
+            handler.wfile.write(b" " * (1 if seconds else 1 << 16))
+            time.sleep(seconds)
+    return True
+
+
+def send_instead(content, among):
+    """Answer with other JSON where the path has this part."""
+    return lambda handler, path: among in path and not handler.send_json(content)
+
+
+def send_etag(handler, path):
+    """Name a file so that it would be written outside of the cache."""
+    if "/resolve/" in path:
+        handler.send(b"{}", headers={"ETag": '"../../../../escaped"', "X-Repo-Commit": "a" * 40})
+    return "/resolve/" in path
+
+
+LIES = {
+    "a body without end": (send_without_end, "the hub sends more than 16,777,216 bytes as one file"),
+    "one byte at a time": (partial(send_without_end, seconds=0.05), "the hub took longer than 1 s"),
+    "an ETag that leads out of the cache": (send_etag, "the hub sends an id that is none"),
+    "a commit that leads out of the cache": (send_instead({"id": REPO, "sha": "../../../escaped", "siblings": []}, "/api/"), "is none"),
+    "a file that leads out of the cache": (
+        send_instead([{"type": "file", "path": "agent.json", "size": 2, "oid": "../../../../escaped"}], "/tree/"),
+        "the hub sends an id that is none",
+    ),
+    "a list": (send_instead([], "/api/"), "the hub cannot be used"),
+    "an empty mapping": (send_instead({}, "/api/"), "the hub cannot be used"),
+    "no commit": (send_instead({"id": REPO, "sha": None, "siblings": []}, "/api/"), "the hub cannot be used"),
+}
+
+
+@pytest.mark.parametrize(("lie", "words"), LIES.values(), ids=LIES)
+def test_a_hub_that_is_not_honest_is_one_line_and_writes_nothing_elsewhere(lie, words, hub, capfd, monkeypatch):
+    monkeypatch.setattr("lightning_rl.sharing.hub.MAX_SECONDS", 1.0 if "took" in words else 60.0)
+    hub.repos[REPO] = Repo()
+    hub.repos[REPO].commit({"agent.json": b"{}", "agent.safetensors": b""})
+    hub.lie = lie
+    status, _, error = run(f"evaluate --ckpt_path {ADDRESS}", capfd)
+    assert status == 2 and len(error.splitlines()) == 1 and words in error, error
+    here = Path.cwd()
+    assert not [*here.rglob("escaped"), *here.parent.glob("escaped")]
+    assert sum(path.stat().st_size for path in here.rglob("*") if path.is_file()) < 1 << 25
+
+
+@pytest.mark.parametrize(("broken", "words"), [(500, "the hub answers 500 (out of order)"), (401, "the hub answers 401 (out of order)")])
+def test_an_error_of_the_hub_is_not_called_one_of_the_network(broken, words, hub, capfd):
+    hub.broken = broken
+    status, _, error = run(f"evaluate --ckpt_path {ADDRESS}", capfd)
+    assert status == 2 and words in error and "network" not in error and "may write" not in error, error
+    assert ("a token that may read" in error) == (broken == 401)
 
 
 @pytest.fixture
