@@ -198,13 +198,16 @@ def test_an_environment_and_its_settings_are_merged_in_any_order(options, folder
     assert (env["id"], env["num_envs"]) == ("Acrobot-v1", 3)
 
 
-def test_whole_numbers_may_be_written_with_an_exponent(folder, capfd):
+def test_whole_numbers_may_be_written_with_an_exponent_or_a_point(folder, capfd):
     (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: Acrobot-v1, max_env_steps: 1e6, learning_rate: 3e-4}}")
     (folder / "b.yaml").write_text("model: {init_args: {max_env_steps: 5.0e4, learning_rate: 1.e-3}}\nevaluation: {every_n_env_steps: 1E3}")
     first = printed("fit --config a.yaml", capfd)["model"]["init_args"]
     assert (first["max_env_steps"], first["learning_rate"]) == (1_000_000, 3e-4) and isinstance(first["max_env_steps"], int)
     both = printed("fit --config a.yaml --config b.yaml --model.n_steps 2e2 --checkpoint.every_n_env_steps=5.0e4", capfd)
     assert (both["model"]["init_args"]["max_env_steps"], both["model"]["init_args"]["learning_rate"]) == (50_000, 1e-3)
+    whole = printed("fit --config a.yaml --model.env.num_envs 8.0 --model.env.max_episode_steps=50.0 --evaluation.episodes 3.0", capfd)
+    env = whole["model"]["init_args"]["env"]
+    assert [repr(env["num_envs"]), repr(env["max_episode_steps"]), repr(whole["evaluation"]["episodes"])] == ["8", "50", "3"]
     assert both["model"]["init_args"]["n_steps"] == 200 and both["checkpoint"]["every_n_env_steps"] == 50_000
     assert both["evaluation"]["every_n_env_steps"] == 1_000
 

@@ -81,6 +81,9 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         if config is not None:
             settings = (config.get("model") or {}).get("init_args") or {}
             settings.update(convert_integers(parameters, settings))
+            for name, section in [*((each, settings.get(each)) for each in PARTS), *((each, config.get(each)) for each in SECTIONS)]:
+                if isinstance(section, dict):
+                    section.update(convert_integers(parameters_of(name), section))
             env_id = settings.get("env", {}).get("id", env_id)
             has_memory = settings.get("memory", has_memory)
             behaviors = as_mapping("model.behaviors", settings["behaviors"]) if "behaviors" in settings else behaviors
@@ -103,8 +106,10 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
             raise SettingError(f"{option} comes before the kind of memory: {WHICH_MEMORY}")
         value = str(as_number(value)) if NUMBER_WITH_EXPONENT.fullmatch(value) and option not in TEXTS else value
         part, _, name = option.removeprefix("--model.").partition(".")
-        if WHOLE_NUMBER.fullmatch(value) and part in parameters:
-            value = str(convert_integers(parameters, {part: float(value)})[part])
+        if WHOLE_NUMBER.fullmatch(value):
+            *_, section, last = ["model", *option.removeprefix("--model.").removeprefix("--").split(".")]
+            own = parameters if section == "model" else parameters_of(section) if section in {*PARTS, *SECTIONS} else {}
+            value = str(convert_integers(own, {last: float(value)})[last]) if last in own else value
         if (value == "null" or value.startswith(("{", "["))) and part in PARTS and name in settings_of_section(part):
             whole = {part: {name: parse(value, option)}}  # in an option, jsonargparse would read null as the string None
             yield f"--config={in_one_line({'model': {'init_args': whole}})}"
@@ -114,6 +119,11 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         yield f"--config={in_one_line({'model': {'init_args': {'reward_signals': signals}}})}"
     if not env_id:
         raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
+
+
+def parameters_of(section: str) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the class of a section of a config, or of a part of an algorithm's settings."""
+    return inspect.signature(locate({**SECTIONS, **PARTS}[section])).parameters  # type: ignore[arg-type]
 
 
 def change_behaviors(behaviors: Plain, option: str, value: str) -> Plain:

@@ -87,6 +87,9 @@ class EnvConfig:
         object.__setattr__(self, "wrappers", [as_wrapper(each) for each in self.wrappers])
         if not as_parameters(self.parameters) and self.observe_parameters:
             raise SettingError("env.observe_parameters needs env.parameters")
+        for name in ("num_envs", "max_episode_steps", "frame_stack", "max_restarts"):
+            if isinstance(value := getattr(self, name), float) and value.is_integer():
+                object.__setattr__(self, name, int(value))  # 8.0, as sweeps write it
         check_range("env.num_envs", self.num_envs, 1, whole=True)
         if self.num_envs > MAX_ENVS:
             raise SettingError(f"env.num_envs {self.num_envs} is more than one process can step; the maximum is {MAX_ENVS:,}")
