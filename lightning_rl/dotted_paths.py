@@ -48,14 +48,15 @@ def check_function(setting: str, path: str, function: object, *, builds_environm
     """Raise `SettingError` for a function that must not be called because a setting names it.
 
     Permitted are functions of modules that `--import` names, and of the user's own files, for which one line says what is called. With
-    `builds_environment` also functions with PettingZoo's names (`BUILDERS`) of packages that require gymnasium or PettingZoo.
+    `builds_environment` also this package's environments, and functions with PettingZoo's names (`BUILDERS`) of packages that require
+    gymnasium or PettingZoo.
     """
     inner = unwrap(function.func if isinstance(function, partial) else function)  # type: ignore[arg-type]
     module, _, name = path.rpartition(".")
     home = str(getattr(inner, "__module__", None) or type(inner).__module__)
     for each in (module, home):
         check_module(f"{setting} {path}", each)
-    is_builder = builds_environment and name in BUILDERS
+    is_builder = builds_environment and (name in BUILDERS or home.startswith("lightning_rl.envs."))
     if not all(_is_imported(each) or _is_own(each) or (is_builder and _has_environments(each)) for each in (module, home)):
         raise SettingError(
             f"{setting} {path} is not called: it is a function of {home}, not of your own file"

@@ -19,6 +19,7 @@ from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, Model
 from torchmetrics import SumMetric
 
 from lightning_rl import (
+from lightning_rl.errors import UnsavedError
     PPO,
     SAC,
     BestModel,
@@ -306,7 +307,8 @@ def test_a_best_checkpoint_that_could_not_be_saved_is_not_named(tmp_path, monkey
 
     trainer = trainer_of(tmp_path)
     monkeypatch.setattr(trainer, "save_checkpoint", full)
-    trainer.fit(tiny(PPO))
+    with pytest.raises(UnsavedError):
+        trainer.fit(tiny(PPO))
     assert trainer.checkpoint_callback.best_model_path == ""
 
 

@@ -192,14 +192,15 @@ class SaveCheckpoints(Checkpoint):
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.keep, self.folder, self.save_replay_buffer = keep, folder, save_replay_buffer
         self.min_seconds = 0.0 if every_n_env_steps or every_n_updates or keep else MIN_SECONDS_BETWEEN_SAVES
-        self.tried_at, self.tried_when, self.began_at, self.saved_at, self.has_begun = 0, 0.0, 0, 0, False
+        self.tried_at, self.tried_when, self.count_at_start, self.saved_at, self.has_begun = 0, 0.0, 0, 0, False
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         self.folder = self.folder or Path(trainer.default_root_dir) / "checkpoints"
         self.interval, self.has_begun = interval_of("checkpoint", self, pl_module, 50), False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.tried_at, self.tried_when, self.began_at, self.saved_at = pl_module.count, time.monotonic(), pl_module.count, pl_module.count
+        self.tried_at, self.tried_when = pl_module.count, time.monotonic()
+        self.count_at_start = self.saved_at = pl_module.count
         self.warns = not pl_module.collector.can_be_saved
         for name, dataset in getattr(pl_module.dataset, "datasets", {"": pl_module.dataset}).items():
             learner = pl_module.algorithms[name] if name else pl_module  # type: ignore[attr-defined]
@@ -242,7 +243,7 @@ class SaveCheckpoints(Checkpoint):
     def check_saved(self, algorithm: AlgorithmRun) -> None:
         """Raise `UnsavedError` after a run of this process if `last.ckpt` does not hold its newest weights."""
         last = self._path("last.ckpt")
-        unsaved = algorithm.count - (self.saved_at if last.is_file() else self.began_at)
+        unsaved = algorithm.count - (self.saved_at if last.is_file() else self.count_at_start)
         if self.has_begun and unsaved:
             what = f"{unsaved:,} of {algorithm.count:,} {algorithm.counted} are lost: {shown(last)} could not be saved"
             raise UnsavedError(f"{what}; make room there, or set another trainer.default_root_dir")

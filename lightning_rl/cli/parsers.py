@@ -69,7 +69,7 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
 
 FORMATS = ("onnx", "torch", "safetensors")
 """Formats of `export`."""
-ZOO_ALGORITHMS = ("ppo", "a2c", "dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg", "trpo", "ars")
+ZOO_ALGORITHMS = ("ppo", "ppo_lstm", "a2c", "dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg", "trpo", "ars")
 """Algorithms of `import-zoo`."""
 CHECKPOINT_WORDS = ("--checkpoint", "--model", "--model_path", "--run", "--path", "--folder", "--load")
 """Names of `--ckpt_path` in other programs."""

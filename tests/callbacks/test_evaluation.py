@@ -390,7 +390,7 @@ def test_an_evaluation_that_had_to_end_episodes_says_so_once(capsys):
     [
         ({"seed": 2**64}, "evaluation.seed must be >= 0 and <= 4294967295, got 18446744073709551616"),
         ({"deterministic": "x"}, "evaluation.deterministic must be true or false, got 'x'"),
-        ({"opponent": None}, "evaluation.opponent must be a name or a path such as random, got None"),
+        ({"opponent": None}, "evaluation.opponent must be random, a run's folder, or a function or its path, got None"),
     ],
 )
 def test_wrong_settings_of_an_evaluation_are_reported_before_a_run_begins(settings, expected):

@@ -220,10 +220,6 @@ class Ends(gym.Env):
         obs = {"arm": np.zeros(2, np.float32)}
         return (obs, 1.0, flag, info) if self.case == "four values" else (obs, 1.0, flag, False, info)
 
-    def close(self):
-        if self.case == "a close that fails":
-            raise RuntimeError("the port is busy")
-
 
 gym.register("Ends-v0", f"{__name__}:Ends")
 ENDS = {
@@ -272,12 +268,6 @@ def test_a_success_may_be_missing_until_the_end_and_an_array_of_one(how):
 @pytest.mark.parametrize("how", [("sync",), ("async",)], ids=" ".join)
 def test_successes_of_environments_that_end_together_are_those_that_each_reports_whatever_their_types(how):
     assert three_steps("a share", *how)["final_info"]["is_success"].tolist() == [0.0, 0.75, 1.0, 0.5]
-
-
-@pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
-def test_an_environment_that_fails_to_close_is_named(autoreset):
-    with pytest.raises(SettingError, match=r"^environment 0 of Ends-v0 raised RuntimeError: the port is busy \(test_contract\.py:\d+\)$"):
-        three_steps("a close that fails", "sync", autoreset)
 
 
 class Resets(Scripted):
