@@ -19,7 +19,6 @@ from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, Model
 from torchmetrics import SumMetric
 
 from lightning_rl import (
-from lightning_rl.errors import UnsavedError
     PPO,
     SAC,
     BestModel,
@@ -33,6 +32,7 @@ from lightning_rl.errors import UnsavedError
     evaluate,
     load_policy,
 )
+from lightning_rl.errors import UnsavedError
 from tests.apart import ROOT
 from tests.fitting import ALL, fit, tiny, weights
 
