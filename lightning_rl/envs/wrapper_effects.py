@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import gymnasium as gym
 import numpy as np
@@ -30,11 +30,16 @@ TRIAL_STEPS = 16
 class ReplacedWrapperError(SettingError):
     """An environment is wrapped in one of gymnasium's wrappers that a setting replaces."""
 
-    def __init__(self, name: str, setting: str) -> None:
+    name = setting = ""
+
+    @classmethod
+    def of(cls, name: str, setting: str) -> Self:
+        """Return the error about a wrapper with the setting that replaces it."""
         keeps = "whose statistics are not those of evaluations and loaded policies"
         why = keeps if setting.startswith("normalize_obs") else "so that returns would not be those of the environment"
-        super().__init__(f"the environment is wrapped in {name}, {why}; remove it and set {setting}")
-        self.name, self.setting = name, setting
+        error = cls(f"the environment is wrapped in {name}, {why}; remove it and set {setting}")
+        error.name, error.setting = name, setting
+        return error
 
 
 def check_wrappers(env: AnyEnv) -> None:
@@ -42,7 +47,7 @@ def check_wrappers(env: AnyEnv) -> None:
     for each in (env, *(env.unwrapped.envs if isinstance(env.unwrapped, SyncVectorEnv) else ())):
         for layer in layers(each):
             if setting := replaced_by(layer):
-                raise ReplacedWrapperError(type(layer).__name__, setting)
+                raise ReplacedWrapperError.of(type(layer).__name__, setting)
 
 
 def replaced_by(layer: AnyEnv) -> str | None:
@@ -96,7 +101,7 @@ def describe_effects(effects: Sequence[Effect]) -> list[str]:
     """Return lines for the user about wrappers. Raises `ReplacedWrapperError`: a setting replaces one of them."""
     for each in effects:
         if each.setting:
-            raise ReplacedWrapperError(each.name, each.setting)
+            raise ReplacedWrapperError.of(each.name, each.setting)
     changing = ", ".join(dict.fromkeys(each.name for each in effects if each.changes_rewards))
     remembering = ", ".join(dict.fromkeys(each.name for each in effects if each.remembers))
     lines = []
