@@ -6,7 +6,7 @@
 
 Tests are dealt to shares of an hour each by the seconds that they took, and days take the shares in turn, so that each test runs once in as
 many days as there are shares. `tests/slow_tests.csv` holds one row for each test function, all its cases together; `--all` writes it, a
-share does not. The exit status is 1 if a test failed.
+share does not. Until a test has a row, it counts as a minute, so shares may take longer. The exit status is 1 if a test failed.
 """
 
 from __future__ import annotations

@@ -85,8 +85,12 @@ def test_arguments_that_come_back_as_they_were_are_stored():
 
 
 def test_a_function_is_refused_as_a_wrapper():
-    with pytest.raises(SettingError, match=r"env\.wrappers: builtins is a module of Python's standard library"):
-        make_player(PPO("CartPole-v1", n_steps=8, batch_size=8).env.__class__("CartPole-v1", wrappers=["builtins.repr"]), 1, None)
+    for path, said in {
+        "numpy.copy": r"numpy\.copy is not a gymnasium\.Wrapper",
+        "builtins.repr": r"env\.wrappers: builtins is a module of Python's standard library",
+    }.items():
+        with pytest.raises(SettingError, match=said):
+            make_player(PPO("CartPole-v1", n_steps=8, batch_size=8).env.__class__("CartPole-v1", wrappers=[path]), 1, None)
 
 
 @pytest.mark.parametrize(
