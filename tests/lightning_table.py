@@ -113,6 +113,12 @@ FLAGS = [
     *flag("min_epochs", 7, outcome="raise max_env_steps", note="more iterations than the run has"),
     *flag("max_time", {"minutes": 10}, datetime.timedelta(minutes=10), "00:00:10:00"),
     *flag("limit_train_batches", 1.0, 100),
+    *flag("limit_train_batches", 0.5, note="an epoch is half the run, and there are two"),
+    *(
+        row
+        for name in ("max_steps", "max_epochs", "limit_train_batches")
+        for row in flag(name, 0, outcome=0, note="nothing is trained, and a line says so")
+    ),
     Row(
         "flag",
         "limit_train_batches",
@@ -145,9 +151,9 @@ FLAGS = [
     *flag("enable_model_summary", True, False),
     *flag("deterministic", True, "warn"),
     *flag("benchmark", True, False),
-    *flag("inference_mode", True, False),
-    *flag("use_distributed_sampler", True, False),
-    *flag("sync_batchnorm", True, False),
+    *flag("inference_mode", True, False, note="False is the default: tensors that modules keep in evaluations can be learned from"),
+    *flag("use_distributed_sampler", True, False, note="experience has no sampler"),
+    *flag("sync_batchnorm", True, False, note="between GPUs, as torch does"),
     *flag("detect_anomaly", True, False),
     *flag("enable_autolog_hparams", True, False),
     *flag("barebones", True, note="no evaluations, checkpoints, rows or bar"),

@@ -37,6 +37,117 @@ def test_a_barebones_trainer_refuses_what_it_would_leave_out(given):
         Trainer(barebones=True, **given)
 
 
+class Observed(pl.Callback):
+    """Notes under which modes of torch a run trains and evaluates."""
+
+    def on_train_batch_start(self, trainer, pl_module, *_):
+        self.anomaly = torch.is_anomaly_enabled()
+        self.deterministic = torch.are_deterministic_algorithms_enabled()
+        self.warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        self.benchmark = torch.backends.cudnn.benchmark
+
+    def on_validation_start(self, trainer, pl_module):
+        def act(*args, **kwargs):
+            self.inference = torch.is_inference_mode_enabled()
+            return type(network).sample(network, *args, **kwargs)
+
+        network = pl_module.network
+        network.sample = act
+
+    def on_validation_end(self, trainer, pl_module):
+        del pl_module.network.sample
+
+
+@pytest.fixture
+def modes_of_torch():
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.backends.cudnn.benchmark = before[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "holds"),
+    [
+        ({"detect_anomaly": True}, {"anomaly": True}),
+        ({"detect_anomaly": False}, {"anomaly": False}),
+        ({"deterministic": True}, {"deterministic": True, "warns": False}),
+        ({"deterministic": "warn"}, {"deterministic": True, "warns": True}),
+        ({"benchmark": True}, {"benchmark": True}),
+        ({"benchmark": False}, {"benchmark": False}),
+        ({"inference_mode": True}, {"inference": True}),
+        ({"inference_mode": False}, {"inference": False}),
+        ({}, {"anomaly": False, "deterministic": False, "inference": False}),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("modes_of_torch")
+def test_flags_that_set_a_mode_of_torch_set_it(flags, holds, tmp_path):
+    evaluation, seen = EvaluationConfig(every_n_env_steps=32, episodes=1, num_envs=1), Observed()
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=evaluation, callbacks=[seen], logger=False, **flags)
+    trainer.fit(tiny(PPO, max_env_steps=32))
+    assert {name: getattr(seen, name) for name in holds} == holds
+
+
+@pytest.mark.parametrize(
+    ("flags", "files"),
+    [
+        ({}, {"best.ckpt", "last.ckpt", "metrics.csv", "evaluations.csv", "config.yaml", "hparams.yaml"}),
+        ({"enable_checkpointing": False}, {"metrics.csv", "evaluations.csv", "config.yaml", "hparams.yaml"}),
+        ({"logger": False}, {"best.ckpt", "last.ckpt", "evaluations.csv", "config.yaml"}),
+        ({"limit_val_batches": 0}, {"last.ckpt", "metrics.csv", "config.yaml", "hparams.yaml"}),
+        ({"fast_dev_run": True}, set()),
+        ({"max_time": "00:00:00:00"}, set()),
+        ({"max_steps": 0}, set()),
+        ({"max_epochs": 0}, set()),
+        ({"limit_train_batches": 0}, set()),
+    ],
+    ids=str,
+)
+def test_flags_that_leave_out_files_leave_out_these_files(flags, files, tmp_path, capsys):
+    evaluation = EvaluationConfig(every_n_env_steps=32, episodes=1, num_envs=1)
+    Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=evaluation, **flags).fit(tiny(PPO, max_env_steps=32))
+    written = {path.name for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith("events")}
+    assert {name for name in written if not name.endswith(".json")} == files
+    (name, value), *_ = [*flags.items(), ("", None)]
+    assert (f"trainer.{name} 0: nothing is trained" in capsys.readouterr().out) == (value == 0 and type(value) is int and "val" not in name)
+
+
+@pytest.mark.parametrize("flags", [{"enable_progress_bar": False}, {"enable_model_summary": True}, {}], ids=str)
+def test_flags_that_show_show_or_hide(flags, tmp_path, capsys):
+    Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, checkpoint=None, logger=False, **flags).fit(tiny(PPO))
+    shown = capsys.readouterr().out
+    assert ("steps/s" in shown) == flags.get("enable_progress_bar", True)
+    assert ("Trainable params" in shown) == flags.get("enable_model_summary", False)
+
+
+def test_half_of_the_batches_are_half_a_run(tmp_path):
+    model = tiny(PPO)
+    Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, limit_train_batches=0.5, max_epochs=1).fit(model)
+    assert model.env_steps == 48
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_hyperparameters_go_to_loggers_unless_autologging_is_off(logged, tmp_path):
+    logger = CSVLogger(tmp_path / "csv")
+    Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, logger=logger, enable_autolog_hparams=logged).fit(tiny(PPO))
+    assert any("gamma" in file.read_text() for file in (tmp_path / "csv").rglob("hparams.yaml")) == logged
+
+
+@pytest.mark.parametrize(("interval", "rows"), [(1, 6), (3, 2)])
+def test_what_others_log_is_logged_at_lightnings_interval(interval, rows, tmp_path):
+    class Logging(PPO):
+        def training_step(self, batch, batch_idx):
+            super().training_step(batch, batch_idx)
+            self.log("mine", float(batch_idx))
+
+    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, log_every_n_steps=interval)
+    trainer.fit(tiny(Logging))
+    with (trainer.run_folder / "metrics.csv").open() as file:
+        assert sum(bool(row["mine"]) for row in csv.DictReader(file)) == rows
+
+
 def test_one_device_learns_unless_more_are_asked_for(monkeypatch):
     assert Trainer(accelerator="cpu").num_devices == 1
     assert Trainer(accelerator="cpu", devices=2, strategy="ddp").num_devices == 2

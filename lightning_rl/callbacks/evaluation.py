@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
@@ -152,7 +153,8 @@ class RolloutEvaluator(pl.Callback):
                 raise
             raise type(error)(f"{error}; an evaluation builds {num_envs} of its own; --evaluation null turns it off") from error
         player.on_nan = getattr(algorithm, "on_nan", "raise")
-        with closing(player), isolate_rng():
+        inference = algorithm.has_trainer and algorithm.trainer.validate_loop.inference_mode
+        with closing(player), isolate_rng(), torch.inference_mode(inference):
             if self.env is not None and isinstance(player, EpisodePlayer):
                 check_shapes(as_spaces(player.envs[0].observation_space, player.envs[0].action_space), algorithm.spaces)
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)

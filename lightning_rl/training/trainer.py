@@ -79,6 +79,7 @@ class Trainer(EvaluatingTrainer):
         max_epochs: runs end at the algorithm's `max_env_steps` or `max_updates`; -1: no other limit.
         devices: number of devices that train together; -1 or `auto`: all. With torchrun, its own number is used.
         barebones: train without evaluations, checkpoints, loggers and progress bar.
+        inference_mode: evaluate under `torch.inference_mode`, not `torch.no_grad`: tensors that a module keeps cannot be learned from then.
         log_every_n_steps: iterations between rows that other code logs through Lightning; ours follow the algorithm's `log_interval`.
     """
 
@@ -107,6 +108,7 @@ class Trainer(EvaluatingTrainer):
         fast_dev_run: int | bool = False,
         devices: list[int] | str | int = 1,
         barebones: bool = False,
+        inference_mode: bool = False,
         plugins: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -154,6 +156,7 @@ class Trainer(EvaluatingTrainer):
             fast_dev_run=fast_dev_run,
             devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if devices == 1 else devices,  # torchrun sets LOCAL_WORLD_SIZE
             barebones=barebones,
+            inference_mode=inference_mode,
         )
         if kwargs.get("min_steps") is not None and kwargs.get("min_epochs") is None:
             kwargs["min_epochs"] = 0  # Lightning's default would be one epoch, which is the whole run
@@ -216,6 +219,9 @@ class Trainer(EvaluatingTrainer):
             for line in () if found is None else (differences(found), describe_changes(model, found)):
                 if line is not None:
                     self.say(line)
+            for name in ("max_steps", "max_epochs", "limit_train_batches"):
+                if getattr(self, name) == 0:
+                    self.say(f"trainer.{name} 0: nothing is trained")
             if count >= model.length:
                 self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to continue")
                 if found is None:
