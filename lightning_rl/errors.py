@@ -3,11 +3,14 @@
 import difflib
 import dis
 import errno
+import inspect
 import math
 import os
+import re
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from numbers import Integral
 from pathlib import Path
@@ -144,6 +147,18 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Return the suggestion of `closest`, or all names if none is close and there are at most 15."""
     names = sorted(set(names))
     return closest(name, names) or (f"; choose from {', '.join(names)}" if 0 < len(names) <= 15 else "")
+
+
+def closest_argument(error: BaseException, function: Callable[..., object]) -> str:
+    """Return what `closest` suggests if an error says that a function or class does not know an argument, else an empty string."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if unknown is None:
+        return ""
+    known: list[str] = []
+    for each in function.__mro__ if isinstance(function, type) else [function]:
+        with suppress(ValueError, TypeError):  # written in C, without a signature
+            known += inspect.signature(each).parameters
+    return closest(unknown[1], known)
 
 
 def check_range(

@@ -32,7 +32,7 @@ from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv, closing_env
 from lightning_rl.envs.tensors import PREFIX, HostView, gives_tensors, register_torch_control
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.envs.wrapper_effects import check_wrappers, describe_effects, effects_by_class, find_effects
-from lightning_rl.errors import SettingError, closest_of, keep_running, missing_extra, nearest, place_in_code
+from lightning_rl.errors import SettingError, closest_argument, closest_of, keep_running, missing_extra, nearest, place_in_code
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_index
 
@@ -311,8 +311,19 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
                 if package.lower() in str(error).lower():
                     raise missing_extra(package, extra, config.id) from error
         elif config.kwargs:
-            hint = f"; env.kwargs are {config.kwargs}"
+            has_spec = isinstance(error, TypeError) and config.vectorization != "envpool"
+            meant = closest_argument(error, _find_constructor(config)) if has_spec else ""
+            hint = meant or f"; env.kwargs are {config.kwargs}"
         raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{place_in_code(error)}{hint}") from error
+
+
+def _find_constructor(config: EnvConfig) -> Callable[..., object]:
+    """Return the class or function that takes `env.kwargs`."""
+    if config.has_agents:
+        return find_builder(config.id)
+    spec = gym.spec(config.id)
+    entry = spec.vector_entry_point if config.vectorization == "native" else spec.entry_point
+    return registration.load_env_creator(entry) if isinstance(entry, str) else entry  # type: ignore[return-value]
 
 
 def name_in_gym(name: str) -> str | None:
@@ -327,8 +338,9 @@ def name_in_gym(name: str) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error's message in one line, without the text that gymnasium appends."""
-    message = re.split(r" was raised from the environment creator|\. Environment registration via", str(error))[0].strip()
+    """Return an error's message in one line, without what gymnasium and Python append."""
+    added = r" was raised from the environment creator|\. Environment registration via|\. Did you mean"  # by gymnasium, by Python 3.13
+    message = re.split(added, str(error))[0].strip()
     if not message and error.__traceback__ is not None:  # a bare assertion
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if place_in_code(error) else f" ({Path(frame.filename).name}:{frame.lineno})"
@@ -358,7 +370,8 @@ def _wrap(env: gym.Env, wrapper: object) -> gym.Env:
         return cls(env, **arguments)
     except BaseException as error:  # a constructor may raise anything
         keep_running(error, f"env.wrappers: {name}")
-        raise SettingError(f"env.wrappers: {name} rejects its arguments: {_reason(error)}{place_in_code(error)}") from error
+        reason = f"{_reason(error)}{place_in_code(error)}{closest_argument(error, cls)}"
+        raise SettingError(f"env.wrappers: {name} rejects its arguments: {reason}") from error
 
 
 def prepare_package(env_id: str) -> None:

@@ -107,6 +107,8 @@ class Section:
             )
         for run in self.left_out:
             yield f"{run.folder} is left out: it has no returns of training."
+        if different := [*self._list_different_tasks()]:
+            yield f"The groups have different tasks, whose returns are not comparable: {'; '.join(different)}."
         ends = [max(run.counts[-1] for run in group.runs) for group in self.groups]
         if min(ends) < max(ends):
             which = f"from {min(ends):,.0f} to {max(ends):,.0f}"
@@ -120,6 +122,16 @@ class Section:
             yield from group.notes()
         if alone := [group.name for group in self.groups if len(group.runs) == 1]:
             yield f"{list_names(alone)} {'has' if len(alone) == 1 else 'have'} one seed: there is no interval."
+
+    def _list_different_tasks(self) -> Iterator[str]:
+        """Yield each setting of the task in which groups differ, with its values."""
+        tasks = [group.runs[0].task() for group in self.groups]
+        for name in sorted({name for task in tasks for name in task}):
+            groups: dict[str, list[str]] = defaultdict(list)
+            for group, task in zip(self.groups, tasks, strict=True):
+                groups[task.get(name, "not set")].append(group.name)
+            if len(groups) > 1:
+                yield f"{name} is {', '.join(f'{value} in {list_names(each)}' for value, each in groups.items())}"
 
 
 def list_names(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from lightning_rl.config_files import Plain
+from lightning_rl.envs.config import TASK
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
 
@@ -56,6 +57,12 @@ class Run:
         """Return the same run with the returns of its training; `counts` is empty if it has none."""
         returns = series(self.folder / "metrics.csv", read_rows(self.folder / "metrics.csv"), self.counter, TRAINING)
         return replace(self, source=TRAINING, counts=returns[:, 0], returns=returns[:, 1])
+
+    def task(self) -> dict[str, str]:
+        """Return the settings that define the environment's task, without those that are off."""
+        own = {f"env.{name}" for name in TASK}
+        given = {name: value for name, value in self.settings.items() if ".".join(name.split(".")[:2]) in own}
+        return {name: value for name, value in given.items() if value not in ("False", "[]") or name.count(".") > 1}
 
     def seconds(self, count: float) -> float:
         """Return the elapsed time in the first row of `metrics.csv` at or after a count, or else in the last row; NaN without rows."""

@@ -131,6 +131,7 @@ def test_players_who_do_not_belong_to_the_run_are_refused_in_one_line(content, t
         (("seats",), torch.full((4,), 7)),
         (("moved",), torch.zeros(4, 2)),
         (("game", "arrays", "mover"), torch.full((4,), 5)),
+        (("game", "arrays", "stones"), torch.full((4, 2), 0b111_0111_0111)),
     ],
 )
 def test_games_that_cannot_continue_start_again(content, tmp_path, capsys, place, value):

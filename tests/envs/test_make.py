@@ -252,6 +252,20 @@ def test_wrong_constructor_arguments_are_reported(vectorization):
     assert line.startswith("the environment CartPole-v1 cannot be built") and "gravitation" in line
 
 
+@pytest.mark.parametrize(
+    ("settings", "meant"),
+    [
+        ({"id": "CartPole-v1", "kwargs": {"sutton_bato_reward": True}}, "sutton_barto_reward"),
+        ({"id": "CartPole-v1", "kwargs": {"sutton_bato_reward": True}, "vectorization": "native"}, "sutton_barto_reward"),
+        ({"id": "CartPole-v1", "wrappers": [{"class_path": "ClipReward", "init_args": {"min_rewrd": 0}}]}, "min_reward"),
+        ({"id": "lightning_rl.envs.games.tic_tac_toe", "kwargs": {"rendr_mode": "ansi"}}, "render_mode"),
+    ],
+)
+def test_a_misspelt_argument_of_an_environment_or_wrapper_gets_a_suggestion(settings, meant):
+    build = make_vector_env if "vectorization" in settings else make_env
+    assert refusal(build, EnvConfig(**settings)).endswith(f"; did you mean {meant}?")
+
+
 class Unmade(gym.Env):
     """Lacks an argument that its constructor looks up."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from matplotlib.text import Text
 from pytorch_lightning import seed_everything
 
@@ -70,6 +71,23 @@ def test_the_tables_hold_numbers_worked_by_hand(two_groups, capfd):
     (improvement,) = [line for line in lines if line[0] == "PPO over A2C"]
     assert improvement[1] == "0.50"
     assert ["PPO/v3", "PPO", "3", "200", "1,000.0"] in lines
+
+
+def test_groups_of_different_tasks_are_named_with_the_settings_that_make_them_different(folder, capfd):
+    env = {"id": "CartPole-v1", "num_envs": 8, "kwargs": {}, "atari": False, "wrappers": [], "frame_stack": None}
+    changed = {"num_envs": 16, "max_episode_steps": 50, "kwargs": {"sutton_barto_reward": False}}
+    for name, settings in {"as_it_is": env, "old": {"id": "CartPole-v1"}, "changed": env | changed}.items():
+        config = yaml.safe_load((write_run(folder / name, {100: [1]}) / "config.yaml").read_text())
+        config["model"]["class_path"], config["model"]["init_args"]["env"] = f"lightning_rl.{name}", settings
+        (folder / name / "config.yaml").write_text(yaml.safe_dump(config))
+    _, out, _ = run("compare as_it_is old", capfd)
+    assert "different tasks" not in out
+    _, out, _ = run("compare as_it_is old changed", capfd)
+    (line,) = [line for line in out.splitlines() if "different tasks" in line]
+    assert line == (
+        "The groups have different tasks, whose returns are not comparable: env.kwargs.sutton_barto_reward is not set in as_it_is and old, "
+        "False in changed; env.max_episode_steps is not set in as_it_is and old, 50 in changed."
+    )
 
 
 def test_a_threshold_that_no_run_reaches_has_no_time(two_groups, capfd):

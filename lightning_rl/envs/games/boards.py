@@ -90,6 +90,14 @@ class Board(Game):
         may_move = (self.mover[copies] == agents) & ~self.over[copies]
         return self.legal(self.stones[copies].sum(1)) & may_move[:, None]
 
+    def are_possible(self) -> np.ndarray:
+        (first, second), numbers = self.stones.T, np.bitwise_count(self.stones).astype(int)
+        inside = (((first | second) & ~self.full) == 0) & (first & second == 0)
+        won = self.wins(self.stones)
+        over = won.any(1) | (first | second == self.full)
+        moved_in_turn = (numbers[:, 0] - numbers[:, 1] == self.mover) & ~won[self.all, self.mover]  # nobody moves after a win
+        return inside & moved_in_turn & (over == self.over)
+
     def draw_text(self, copy: int) -> str:
         first, second = (self.stones[copy, :, None, None] >> self.cells & 1).astype(bool)
         return "\n".join(" ".join(row) for row in np.where(first, "X", np.where(second, "O", ".")))
@@ -119,3 +127,7 @@ class ConnectFour(Board):
         ground = 1 << cls.cells[-1][actions]
         # adding to the lowest cell carries to the first empty one; a full column has none
         return (occupied + ground) & ~occupied & ground * ((1 << cls.height) - 1)
+
+    def are_possible(self) -> np.ndarray:
+        occupied, ground = self.stones[:, 0] | self.stones[:, 1], (1 << self.cells[-1]).sum()
+        return super().are_possible() & (occupied & (occupied + ground) == 0)  # adding carries to the first empty cell of each column

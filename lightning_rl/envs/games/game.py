@@ -87,6 +87,10 @@ class Game:
         """Make the moves. Return the rewards `[K, A]`, and whether the games are over, `[K]`."""
         raise NotImplementedError
 
+    def are_possible(self) -> np.ndarray:
+        """Return whether moves can lead to the state of each copy, `[E]`; a checkpoint may hold any."""
+        return np.ones(self.num_copies, dtype=bool)
+
     def get_state(self) -> State:
         """Return everything that the next steps depend on, as plain data."""
         return {"arrays": {name: getattr(self, name).copy() for name in self.arrays}, "draws": self.random.bit_generator.state}
@@ -98,7 +102,7 @@ class Game:
         self.random.bit_generator.state = state["draws"]
 
     def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Set the states of all copies from arrays."""
+        """Set the states of all copies from arrays. Raises `KeyError` or `ValueError`: they do not fit, or no moves lead to them."""
         for name in self.arrays:
             values, own = np.asarray(arrays[name]), getattr(self, name)
             if values.shape != own.shape or values.dtype != own.dtype:
@@ -107,3 +111,5 @@ class Game:
             raise ValueError("mover is not the index of a player")
         for name in self.arrays:
             getattr(self, name)[:] = arrays[name]
+        if not self.are_possible().all():
+            raise ValueError("no moves lead to this state")

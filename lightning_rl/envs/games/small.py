@@ -36,6 +36,9 @@ class RockPaperScissors(Game):
     def observe(self, copies: np.ndarray, agents: np.ndarray) -> np.ndarray:
         return np.ones((len(copies), 1), dtype=np.float32)
 
+    def are_possible(self) -> np.ndarray:
+        return np.asarray(np.isin(self.moves, range(self.num_actions)).all(1))
+
     def draw_text(self, copy: int) -> str:
         return " ".join(("rock", "paper", "scissors")[move] if self.over[copy] else "?" for move in self.moves[copy])
 
@@ -90,6 +93,13 @@ class KuhnPoker(Game):
         card = self.cards[copies, agents][:, None] == np.arange(3)
         moves = (self.moves[copies, :2, None] == np.array([1, 2])).reshape(-1, 4)
         return np.concatenate((card, moves), 1).astype(np.float32)
+
+    def are_possible(self) -> np.ndarray:
+        dealt = (self.cards[:, None] == self.deals).all(2).any(1)
+        moved = np.where(np.arange(3) < self.count[:, None], np.isin(self.moves, (1, 2)), self.moves == 0).all(1)
+        to_answer = (self.count == 2) & (self.moves[:, :2] == (1, 2)).all(1)
+        goes_on = (self.count < 2) | to_answer
+        return dealt & moved & (self.count >= 0) & (self.mover == self.count % 2) & (self.over != goes_on)
 
     def draw_text(self, copy: int) -> str:
         cards = " ".join("JQK"[card] for card in self.cards[copy])

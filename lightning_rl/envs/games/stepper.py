@@ -153,6 +153,8 @@ class GameStepper:
         try:
             self.game.set_state(state["game"])
             set_arrays(self, state, ARRAYS, len(self.agents))
+            if self.game.over.any() or (self.game.in_turn and (self.game.mover != self.seats).any()):
+                raise ValueError("between two steps each learner is to move")
         except (KeyError, TypeError, ValueError):
             return f"{self.name} could not be restored exactly"
         self.opponent.set_state(state["opponent"])
