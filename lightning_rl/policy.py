@@ -248,8 +248,8 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), torch_threads(1):
             return player.play(algorithm.network, len(files), seed, True)
-    except SaveError as error:
-        raise SettingError(str(error)) from error
+    except SaveError:
+        raise
     except OSError as error:
         raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from lightning_rl.errors import SettingError
 
 
-class SaveError(OSError):
+class SaveError(SettingError, OSError):
     """Raised if a file could not be written; the previous file is unchanged. The message is one line; `strerror` is the system's reason."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -157,18 +157,18 @@ _held: set[int] = set()
 
 
 @contextmanager
-def locked(folder: Path, say: Callable[[str], None] = print) -> Iterator[None]:
+def locked(folder: Path, say: Callable[[str], None] = print, otherwise: str = "set another trainer.run_name") -> Iterator[None]:
     """Lock a folder against other processes. The kernel releases the lock when the process ends, however it ends.
 
     The lock file is next to the folder, because `--force` renames the folder. Raises `SettingError`: another process holds the lock, or the
-    lock file cannot be created.
+    lock file cannot be created; `otherwise` is what else to do than wait.
     """
     whole = Path(os.path.abspath(folder))  # `.` has no name
     file = whole.parent / f".{whole.name}.lock"
     try:
         descriptor = _open_locked(file, say)
     except BlockingIOError:
-        raise SettingError(f"{_owner(file)} is training in {folder}: wait until it ends, or set another trainer.run_name") from None
+        raise SettingError(f"{_owner(file)} is training in {folder}: wait until it ends, or {otherwise}") from None
     except OSError as error:
         raise SettingError(f"{folder} cannot be locked: {file}: {error.strerror}") from error
     _held.add(descriptor)

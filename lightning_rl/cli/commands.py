@@ -14,7 +14,6 @@ from lightning_rl import policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import make_curriculum
 from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
-from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.checkpoints.manifest import manifest_path, read_manifest
 from lightning_rl.cli.fit import redirect_notices
 from lightning_rl.config_files import parse, read_config
@@ -145,10 +144,7 @@ def collect(options: Namespace) -> int:
             recorder.cut()
             episodes = recorder.demonstrations
         name = type(algorithm).__name__
-        try:
-            folder = save_demonstrations(options.dataset, episodes, recorder.env, algorithm=name, force=options.force)
-        except SaveError as error:
-            raise SettingError(str(error)) from error
+        folder = save_demonstrations(options.dataset, episodes, recorder.env, algorithm=name, force=options.force)
     print(printable(f"dataset {dataset_id(options.dataset)}: {folder}"))
     print(printable(summarize_demonstrations(episodes)))
     return 0

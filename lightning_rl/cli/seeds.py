@@ -38,7 +38,7 @@ class SeedRun:
     """A run of one seed.
 
     Args:
-        state: `waits`, `trains`, or how it ended: `ended`, `failed`, `stopped`.
+        state: `waits`, `trains`, or how it ended: `ended`, `failed`, `stopped`, `unsaved`.
         count: environment steps or updates so far.
         text: its progress, or why it failed.
     """

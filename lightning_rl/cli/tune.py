@@ -15,7 +15,7 @@ from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import end_program
-from lightning_rl.checkpoints.atomic import locked
+from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.cli.fit import CheckingCLI, check, command_line, redirect_notices, say, train
 from lightning_rl.cli.names import check_option
 from lightning_rl.cli.parsers import ENGINES, TuneOptions
@@ -28,7 +28,7 @@ from lightning_rl.tuning.local_engine import LocalEngine, MakePlan
 from lightning_rl.tuning.population import Evaluation, Population, member_name, mutable_space
 from lightning_rl.tuning.report import describe_best, draw_study, write_best, write_trials
 from lightning_rl.tuning.search_space import SearchSpace, Value, find_space, read_space, shorten_path
-from lightning_rl.tuning.study import Study, StudySettings, make_folder
+from lightning_rl.tuning.study import Study, StudySettings, take_folder
 
 if TYPE_CHECKING:
     from lightning_rl.tuning.ray_engine import RayEngine
@@ -51,17 +51,19 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     root = folder.absolute() if options.engine == "ray" else folder
     make_plan = partial(plan_run, root, runs_in(root, base.model), space, others, imports)
     found = {name: getattr(base.model, name) if value is None else value for name, value in config["model"]["init_args"].items()}
-    study = Study(folder, space, settings, objective, config, space.find_values(found, base.model.schedules), say)
-    describe_study(study, base.model)
-    results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
-    with study.open(results.write):
-        engine.run()
-        results.write()  # again, if a previous process was killed before it could
-    if engine.received is not None:
-        say(f"stopped by {engine.received.name}; continue: {command_line('tune', arguments, imports)}")
-        end_program(engine.received)
-    print_results(study, base.model)
-    return 0
+    with take_folder(folder):
+        study = Study(folder, space, settings, objective, config, space.find_values(found, base.model.schedules), say)
+        describe_study(study, base.model)
+        results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
+        with study.recording(results.update):
+            results.write()  # a previous process may have been killed before it could
+            engine.run()
+            results.write()  # the last time, if there was no room
+        if engine.received is None:
+            print_results(study, base.model)
+            return 0
+    say(f"stopped by {engine.received.name}; continue: {command_line('tune', arguments, imports)}")
+    end_program(engine.received)
 
 
 def describe_study(study: Study, model: Algorithm) -> None:
@@ -95,8 +97,6 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
     folder = options.out or default_folder(model, "_population")
     runs = runs_in(folder.absolute(), model)
     population = Population(folder, runs, space, options.population, options.seed, objective, say)
-    if runs.exists():
-        raise SettingError(f"there is a population in {folder}, and it cannot be continued: name another --out, or delete it")
     others = [*others, f"--evaluation.every_n_{model.counter}={objective.interval}"]
 
     def write_best(best: Evaluation) -> None:
@@ -110,8 +110,9 @@ def train_population(options: Namespace, others: list[str], imports: list[str]) 
     engine = RayPopulation(
         population, train, partial(plan_member, folder.absolute(), runs, space, others, imports), options.jobs, options.address
     )
-    make_folder(folder)
-    with locked(folder):
+    with take_folder(folder):
+        if runs.exists():
+            raise SettingError(f"there is a population in {folder}, and it cannot be continued: name another --out, or delete it")
         engine.run()
     if engine.received is not None:
         say(f"stopped by {engine.received.name}; what was found so far is in {folder}, and a population cannot be continued")
@@ -224,8 +225,15 @@ class Results:
         self.study, self.options, self.imports = study, options, imports
         self.written = ""
 
+    def update(self) -> None:
+        """Write the files after a trial; if that is not possible, print a line, because the study's own file has all results."""
+        try:
+            self.write()
+        except SaveError as error:
+            say(f"{error}; the study continues")
+
     def write(self) -> None:
-        """Write the files."""
+        """Write the files; raise `SaveError` if that is not possible."""
         write_trials(self.study)
         best = self.study.best
         if best is not None and self.written != (line := describe_best(self.study, best)):

@@ -16,7 +16,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_empty_array, iterate
 from numpy.typing import DTypeLike
 
-from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.errors import SettingError, is_interrupt, keep_running, place_in_code, printable, was_raised_in
 from lightning_rl.spaces import MASK, cast, is_outside, mismatches, misshape
@@ -292,7 +291,7 @@ def close_env(env: Any, say: Callable[[str], object] = lambda line: print(line, 
     try:
         with time_limit(CLOSE_TIMEOUT):
             env.close()
-    except (SettingError, SaveError):
+    except SettingError:
         raise
     except BaseException as error:  # user code may raise anything
         if is_interrupt(error):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.checkpoints.atomic import SaveError, committing, stage
+from lightning_rl.checkpoints.atomic import committing, stage
 from lightning_rl.checkpoints.files import previous_path
 from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
 from lightning_rl.config_files import Plain
@@ -90,10 +90,7 @@ def export_policy(
     check_packages(format)
     run = load_run(ckpt_path, env=env)
     with torch_threads(1):
-        try:
-            write_checked(path, format, choose_behavior(run, behavior), run.env, describe_source(ckpt_path))
-        except SaveError as error:
-            raise SettingError(str(error)) from error
+        write_checked(path, format, choose_behavior(run, behavior), run.env, describe_source(ckpt_path))
     return path
 
 

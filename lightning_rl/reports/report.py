@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from lightning_rl.checkpoints.atomic import SaveError, write_bytes
+from lightning_rl.checkpoints.atomic import write_bytes
 from lightning_rl.errors import SettingError, check_path, check_range, printable
 from lightning_rl.reports.figures import draw_diagnostics, draw_profiles, line_styles, make_figure, new_figure, png
 from lightning_rl.reports.groups import Section, make_sections
@@ -179,10 +179,7 @@ def check_out(file: Path) -> None:
 
 
 def write(file: Path, report: Report) -> None:
-    """Write the page, and the picture of its curves next to it; raise `SettingError` if that fails."""
-    try:
-        page = "\n".join(html(report, file.parent)).encode(errors="backslashreplace")
-        write_bytes(file.with_suffix(".png"), png(make_figure(report.sections, line_styles(report.sections), report.threshold)))
-        write_bytes(file, page)
-    except SaveError as error:
-        raise SettingError(str(error)) from error
+    """Write the page, and the picture of its curves next to it; raise `SaveError` if that fails."""
+    page = "\n".join(html(report, file.parent)).encode(errors="backslashreplace")
+    write_bytes(file.with_suffix(".png"), png(make_figure(report.sections, line_styles(report.sections), report.threshold)))
+    write_bytes(file, page)

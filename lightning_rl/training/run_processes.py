@@ -23,7 +23,7 @@ from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import StopOnSignal
 from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.config_files import Plain
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, UnsavedError
 from lightning_rl.processes import Child, error_line
 from lightning_rl.startup import start_fork_server
 
@@ -37,16 +37,16 @@ SECONDS_BETWEEN_REPORTS = 0.5
 
 @dataclass(frozen=True)
 class Message:
-    """A report of a run: it `begins`, its `progress`, an `evaluation`, or it `ended`, `failed` or was `stopped`.
+    """A report of a run: it `begins`, its `progress`, an `evaluation`, or it `ended`, `failed`, was `stopped` or could not be saved.
 
     Args:
         count: environment steps or updates so far.
         value: the monitored metric of an evaluation.
         final: the run ends with this evaluation.
-        text: the progress, or why it failed.
+        text: the progress, or why it failed or is unsaved.
     """
 
-    kind: Literal["begins", "progress", "evaluation", "ended", "failed", "stopped"]
+    kind: Literal["begins", "progress", "evaluation", "ended", "failed", "stopped", "unsaved"]
     count: int = 0
     value: float = math.nan
     final: bool = False
@@ -214,6 +214,8 @@ def work(train: Train, plan: RunPlan, pipe: Connection) -> None:
         wait_for_lock(plan)
         train(plan, ask)
         end = Message("ended")
+    except UnsavedError as error:
+        end = Message("unsaved", text=str(error))
     except SettingError as error:
         end = Message("failed", text=str(error))
     except (KeyboardInterrupt, SystemExit):
@@ -231,7 +233,7 @@ def finish_wandb(end: Message) -> None:
     """Let Weights & Biases write all pending data, as at the exit of an ordinary program."""
     wandb: Any = sys.modules.get("wandb")
     if wandb is not None:
-        wandb.finish(exit_code=int(end.kind == "failed"))
+        wandb.finish(exit_code=int(end.kind in ("failed", "unsaved")))
 
 
 def redirect_output(log: Path) -> None:

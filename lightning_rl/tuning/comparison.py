@@ -1,4 +1,4 @@
-"""Compare the trials of a study: by their values, and the best of them again with new seeds."""
+"""Compare the trials of a study, by their values and the best again with new seeds, and check what its file holds of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,30 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from lightning_rl.checkpoints.kinds import COUNT, FLAG, NUMBER, TEXT, Kind, is_count
+from lightning_rl.checkpoints.validation import Rules, first_error
 from lightning_rl.config_files import Plain
 from lightning_rl.training.run_processes import Message
+from lightning_rl.tuning.search_space import SearchSpace
 
 ATTRIBUTE = "confirmation"
 """Attribute of the study in its file; the trials cannot store it, because Optuna does not change trials that have ended."""
+EVALUATED = (TrialState.COMPLETE, TrialState.PRUNED)
+STATES = (*EVALUATED, TrialState.FAIL, TrialState.RUNNING)
+EVALUATION = Kind("a count and a number", lambda value: is_count(value[0]) and type(value[1]) in (int, float) and len(value) == 2)
+RECORDS: Rules = {
+    "definition": Kind("a mapping", lambda value: isinstance(value, dict)),
+    "trials/[]/state": Kind("one of running, complete, pruned and fail", lambda value: value in STATES),
+    "trials/[]/values/[]": EVALUATION,
+    "trials/[]/attributes/evaluations?/[]/[]": EVALUATION,
+    "trials/[]/attributes/ended_runs?": COUNT,
+    "trials/[]/attributes/seconds?": NUMBER,
+    "trials/[]/attributes/error?": TEXT,
+    f"{ATTRIBUTE}?/*/evaluations/[]": EVALUATION,
+    f"{ATTRIBUTE}?/*/ended": FLAG,
+    f"{ATTRIBUTE}?/*/error?": TEXT,
+}
+"""What the file of a study holds; each evaluation is a count, or its number in the trial, and a value, which may be NaN."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,11 @@ class Objective:
         """Return the best of the finite values; NaN without any."""
         finite = [value for value in values if math.isfinite(value)]
         return (max if self.mode == "max" else min)(finite) if finite else math.nan
+
+    def mean(self, trial: FrozenTrial, seeds: int) -> float:
+        """Return the mean value of a trial's runs; NaN if there are fewer than `seeds`, or one has no finite evaluation."""
+        values = [self.best([value for _, value in run]) for run in trial.user_attrs.get("evaluations", [])]
+        return float(np.mean(values)) if len(values) >= seeds else math.nan
 
     def rank(self, value: float) -> float:
         """Return a number that is higher for better values."""
@@ -148,3 +172,26 @@ class Confirmation:
 
     def _keep(self, run: StudyRun, found: Plain) -> None:
         self.study.set_user_attr(ATTRIBUTE, {**self.study.user_attrs.get(ATTRIBUTE, {}), f"{run.number} {run.seed}": found})
+
+
+def check_records(study: optuna.Study, space: SearchSpace, objective: Objective, seeds: int) -> None:
+    """Raise an error if a study's file holds what no study has written: it would fail later, or give a wrong result."""
+    direction = study.direction.name.lower()
+    if direction != f"{objective.mode}imize":
+        raise ValueError(f"its direction is {direction}, that of its config is {objective.mode}imize")
+    trials = study.get_trials()
+    plain = [
+        {"state": each.state, "values": [*map(list, each.intermediate_values.items())], "attributes": each.user_attrs} for each in trials
+    ]
+    if error := first_error({"trials": plain, **study.user_attrs}, RECORDS):
+        raise ValueError(error)
+    optuna.create_study(direction=study.direction).add_trials(trials)  # checks the settings of each
+    for number, trial in enumerate(trials):
+        if trial.number != number:
+            raise ValueError(f"trial {number} is missing")
+        if trial.distributions != space.distributions:
+            raise ValueError(f"trial {number} has other settings")
+        if trial.state in EVALUATED and not trial.intermediate_values:
+            raise ValueError(f"trial {number} has no evaluation")
+        if trial.state == TrialState.COMPLETE and trial.value != objective.mean(trial, seeds):
+            raise ValueError(f"the value of trial {number} is not that of its evaluations")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
+from lightning_rl.errors import UnsavedError
 from lightning_rl.training.run_processes import Answer, Message, RunPlan, RunPool, Train
 from lightning_rl.tuning.comparison import StudyRun
 from lightning_rl.tuning.search_space import Value
@@ -52,7 +53,7 @@ class LocalEngine:
         return self.pool.received
 
     def run(self) -> None:
-        """Train runs until the study has ended, or a signal comes."""
+        """Train runs until the study has ended, or a signal comes. Raises `UnsavedError`: a run could not be saved."""
         with self.pool.open():
             while True:
                 while self.pool.has_room and (run := self.study.next_run()) is not None:
@@ -78,6 +79,8 @@ class LocalEngine:
         if active.pruned:
             return
         self._count(active)
+        if message.kind == "unsaved":  # not because of the values of its trial, which is thus not a failed one
+            raise UnsavedError(f"trial {active.run.number}: {message.text}")
         if message.kind == "failed":
             self.study.fail(active.run, message.text)
         elif message.kind == "stopped":

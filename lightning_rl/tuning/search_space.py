@@ -26,6 +26,8 @@ FIXED = {
     "model.max_updates": "the length of the runs",
 }
 """Settings that all trials share, because their values could not be compared otherwise."""
+MAX_END, MAX_STEPS = 1e15, 10**9
+"""Studies store values as floats, which represent every integer up to this end; steps are counted as a ratio of floats."""
 Value = Any
 """A value in YAML: a number, a string, true, a list or a mapping."""
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -198,10 +200,10 @@ def read_range(name: str, setting: Plain) -> FloatDistribution | IntDistribution
     for end in ("low", "high"):
         if end not in setting:
             raise SettingError(f"{name}.{end} is missing: a range needs low and high, a list of values choices")
-        check_range(f"{name}.{end}", setting[end])
+        check_range(f"{name}.{end}", setting[end], -MAX_END, MAX_END)
     low, high, log, step = setting["low"], setting["high"], setting.get("log", False), setting.get("step")
     check_flag(f"{name}.log", log)
-    if not low < high or not math.isfinite(low) or not math.isfinite(high):
+    if not low < high:
         raise SettingError(f"{name}: low must be less than high, got {low} and {high}")
     if log and low <= 0:
         raise SettingError(f"{name}.low must be > 0 on a logarithmic scale, got {low}")
@@ -209,6 +211,8 @@ def read_range(name: str, setting: Plain) -> FloatDistribution | IntDistribution
         if log:
             raise SettingError(f"{name}.step cannot be combined with log: leave one of them out")
         check_range(f"{name}.step", step, 0, high - low, open_low=True)
+        if high - low > MAX_STEPS * step:
+            raise SettingError(f"{name}.step {step} is less than a billionth of the range from {low} to {high}: leave it out")
         if not math.isclose((high - low) / step, round((high - low) / step)):
             raise SettingError(f"{name}.step {step} does not divide the range from {low} to {high}")
     if all(isinstance(each, int) for each in (low, high, 1 if step is None else step)):

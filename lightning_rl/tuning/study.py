@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -18,14 +19,15 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from lightning_rl.checkpoints.atomic import locked
 from lightning_rl.config_files import first_difference
-from lightning_rl.errors import SettingError, check_choice, check_range, printable
+from lightning_rl.errors import SettingError, UnsavedError, causes_of, check_choice, check_range, printable
 from lightning_rl.training.run_processes import Message
-from lightning_rl.tuning.comparison import Confirmation, Objective, StudyRun
+from lightning_rl.tuning.comparison import Confirmation, Objective, StudyRun, check_records
 from lightning_rl.tuning.search_space import SearchSpace, Value, as_text
 
 SAMPLERS = ("tpe", "random")
@@ -34,8 +36,8 @@ WARM_UP = 0.2
 """Share of each seed's run, at its beginning, in which the median pruner does not prune."""
 CHANGEABLE = ("trials", "jobs", "confirm", "confirm_seeds")
 """Settings that may change when a study is resumed."""
-STUDY = "study"
-"""Name of the study in its file, which has no other."""
+STUDY, FILE = "study", "study.db"
+"""Name of the study in its file, which has no other, and of the file."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +88,42 @@ class StudySettings:
         return NopPruner()
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder of a study; raise `SettingError` if that is not possible."""
+@contextmanager
+def take_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of a study or population, and lock it against other processes; raise `SettingError` if that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingError(f"--out {folder}: {error.strerror}; name a folder to write to") from error
+    with locked(folder, otherwise="name another --out"):
+        yield
 
 
 def open_storage(folder: Path) -> RDBStorage:
-    """Return the storage of the study in a folder, which closes each connection to its file `study.db` after use."""
-    return RDBStorage(f"sqlite:///{folder / 'study.db'}", engine_kwargs={"poolclass": NullPool})
+    """Return the storage of the study in a folder, which closes each connection to its file after use.
+
+    Raises `ValueError`: it holds another study, or rows of a trial that is missing, which a new trial would take over.
+    """
+    storage = RDBStorage(f"sqlite:///{folder / FILE}", engine_kwargs={"poolclass": NullPool})
+    names = [each.study_name for each in storage.get_all_studies()]
+    if names not in ([], [STUDY]):
+        raise ValueError(f"it holds {', '.join(names)}, not a study of tune")
+    with storage.engine.connect() as connection:
+        found = connection.execute(text("PRAGMA foreign_key_check")).first()
+    if found is not None:
+        raise ValueError(f"{found[0]} has a row without its row in {found[2]}")
+    return storage
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why SQLite, or Optuna, failed, on one line."""
+    cause = next((each for each in causes_of(error) if isinstance(each, SQLAlchemyError)), error)
+    reason = getattr(cause, "orig", None) or (cause if type(cause) is ValueError else f"{type(cause).__name__}: {cause}")
+    return shorten(str(reason), 100, placeholder=" …")
 
 
 class Study:
-    """Trials in a folder, recorded in its file `study.db`.
+    """Trials in a folder, recorded in its file `study.db`. No other process may use the folder meanwhile, see `take_folder`.
 
     Args:
         folder: folder of the study and its runs.
@@ -112,7 +135,7 @@ class Study:
         say: prints a line.
 
     Raises:
-        SettingError: the folder has a study with other settings.
+        SettingError: the folder has a study with other settings, or its file cannot be used.
     """
 
     def __init__(
@@ -130,7 +153,7 @@ class Study:
         self.on_trial_end: Callable[[], None] = lambda: None
         """Called after each trial, and each new run of the best."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        make_folder(folder)
+        seeds = range(settings.seeds, settings.seeds + settings.confirm_seeds)
         try:
             self.study = optuna.create_study(
                 storage=open_storage(folder),
@@ -140,12 +163,13 @@ class Study:
                 direction="maximize" if objective.mode == "max" else "minimize",
                 load_if_exists=True,
             )
-        except SQLAlchemyError as error:
-            reason = str(getattr(error, "orig", error)).partition("\n")[0]
-            raise SettingError(f"--out {folder}: its study.db cannot be used as the storage of a study ({reason})") from error
-        self._check_definition(config)
-        seeds = range(settings.seeds, settings.seeds + settings.confirm_seeds)
-        self.confirmation = Confirmation(self.study, objective, settings.confirm, seeds)
+            self._check_definition(config)
+            self.confirmation = Confirmation(self.study, objective, settings.confirm, seeds)
+            check_records(self.study, space, objective, settings.seeds)
+        except SettingError:
+            raise
+        except Exception as error:  # Optuna and SQLAlchemy raise anything for a file that something else has changed
+            raise SettingError(f"{folder / FILE} cannot be used ({reason_of(error)}): restore it, or name another --out") from error
         self.waiting = [trial.number for trial in self.trials if trial.state == TrialState.RUNNING]
         """Trials with a run to start: those that a killed study was running, and those with further seeds."""
 
@@ -154,29 +178,28 @@ class Study:
         space = {path: distribution_to_json(each) for path, each in self.space.distributions.items()}
         definition = {"config": config, "space": space, **own}
         before = self.study.user_attrs.get("definition")
-        if before is None:
+        if before is None and not self.trials:
             self.study.set_user_attr("definition", definition)
+        elif before is None:
+            raise ValueError("the settings of its trials are missing")
         elif (key := first_difference(before, json.loads(json.dumps(definition)))) is not None:
             key = key.removeprefix("config.").replace(".init_args", "")
             raise SettingError(f"the study in {self.folder} has another {key}: repeat its command to continue it, or name another --out")
 
     @contextmanager
-    def open(self, on_trial_end: Callable[[], None]) -> Iterator[None]:
-        """Lock the study against other processes while its trials run. Raises `SettingError`: another process has the lock."""
+    def recording(self, on_trial_end: Callable[[], None]) -> Iterator[None]:
+        """Call a function after each trial while trials run. Raises `UnsavedError`: the study's file cannot be written any more."""
         self.on_trial_end = on_trial_end
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.folder))
-            except SettingError as error:
-                if isinstance(error.__cause__, OSError):  # the lock itself cannot be made
-                    raise
-                raise SettingError(
-                    f"another process works on the study in {self.folder}: wait until it ends, or name another --out"
-                ) from error
-            if self.trials:
-                left = len(self.waiting)
-                self.say(f"continuing the study in {self.folder}: {len(self.trials) - left} trials ended, {left} interrupted")
+        if self.trials:
+            left = len(self.waiting)
+            self.say(f"continuing the study in {self.folder}: {len(self.trials) - left} trials ended, {left} interrupted")
+        try:
             yield
+        except Exception as error:  # Ray Tune raises its own
+            if not any(isinstance(each, SQLAlchemyError) for each in causes_of(error)):
+                raise
+            what = f"{self.folder / FILE} could not be written ({reason_of(error)})"
+            raise UnsavedError(f"{what}: make room there, and repeat the command, which continues the study") from error
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -315,12 +338,11 @@ class Study:
 
     def _complete(self, number: int) -> None:
         """Record the value of a trial when all of its runs have ended."""
-        runs = self.trials[number].user_attrs.get("evaluations", [])
-        values = [self.objective.best([value for _, value in run]) for run in runs]
-        if len(values) < self.settings.seeds or not all(map(math.isfinite, values)):
-            self._fail_trial(number, "a run had no evaluation with a finite value")
+        value = self.objective.mean(self.trials[number], self.settings.seeds)
+        if math.isfinite(value):
+            self._end(number, TrialState.COMPLETE, value)
         else:
-            self._end(number, TrialState.COMPLETE, float(np.mean(values)))
+            self._fail_trial(number, "a run had no evaluation with a finite value")
 
     def _end(self, number: int, state: TrialState, value: float | None = None) -> None:
         self.study.tell(number, value, state=state)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
+import resource
 import shutil
 import signal
+import sqlite3
 import time
+from contextlib import closing, contextmanager
 
 import optuna
 import pytest
@@ -15,21 +19,23 @@ import yaml
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
-from lightning_rl.errors import SettingError
+from lightning_rl.cli.tune import Results
+from lightning_rl.errors import SettingError, UnsavedError
 from lightning_rl.reports.runs import find_runs
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.search_space import Dimension, SearchSpace, as_text
-from lightning_rl.tuning.study import Study, StudySettings, open_storage
+from lightning_rl.tuning.study import Study, StudySettings, open_storage, take_folder
 from tests.apart import Apart
 from tests.command_line import run, run_apart
 
 PAYING = """
 import os
+import resource
 import gymnasium as gym, numpy as np
 
 class Paying(gym.Env):
-    '''Pays the same in each of five steps; may fail in its hundredth.'''
+    '''Pays the same in each of five steps; in its hundredth it may fail, or the disk of its process may become full.'''
 
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Discrete(2)
@@ -49,6 +55,8 @@ class Paying(gym.Env):
             raise RuntimeError("no more coins")
         if self.steps == 100 and self.fault == "die":
             os._exit(9)
+        if self.steps == 100 and self.fault == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         return np.full(2, self.t / 10, np.float32), self.reward, self.t == 5, False, {}
 
 gym.register("Paying-v0", f"{__name__}:Paying")
@@ -232,17 +240,172 @@ def test_a_trial_that_was_best_by_luck_is_found_out_by_new_seeds_as_is_one_that_
     assert yaml.safe_load((folder / "mine" / "best.yaml").read_text())["model"]["init_args"]["env"]["kwargs"] == {"reward": 1.8}
 
 
-def played(folder, value, fails=lambda run: False, **settings):
-    """A study of runs of ten evaluations, and what it said; `value` of a run and the number of an evaluation."""
-    said = []
+def opened(folder, said, mode="max", **settings):
+    """A study of runs of ten evaluations that varies the learning rate."""
     space = SearchSpace("space.yaml", (Dimension("model.learning_rate", FloatDistribution(1e-4, 1e-2)),))
-    study = Study(folder, space, StudySettings(**settings), Objective("eval/mean_reward", "max", 100, 1000), {}, {}, said.append)
+    folder.mkdir(exist_ok=True)
+    return Study(folder, space, StudySettings(**settings), Objective("eval/mean_reward", mode, 100, 1000), {}, {}, said.append)
+
+
+def played(folder, value, fails=lambda run: False, **settings):
+    """A study that was trained, and what it said; `value` of a run and the number of an evaluation."""
+    said = []
+    study = opened(folder, said, **settings)
+    play(study, value, fails)
+    return study, said
+
+
+def play(study, value, fails=lambda run: False):
+    """Train the runs of a study."""
     while (run := study.next_run()) is not None:
         if fails(run):
             study.fail(run, "no more coins")
         elif not any(study.record(run, Message("evaluation", 100 * k, value(run, k), k == 10)) for k in range(1, 11)):
             study.end_run(run)
-    return study, said
+
+
+EDITS = {
+    "DELETE FROM trials WHERE number = 1": "has a row without its row in trials",
+    "DELETE FROM trials": "has a row without its row in trials",
+    "DELETE FROM trial_values WHERE trial_id = 1": "values should be set for a complete trial",
+    "DELETE FROM trial_params WHERE trial_id = 1": "trial 0 has other settings",
+    "DELETE FROM trial_intermediate_values WHERE trial_id = 1": "trial 0 has no evaluation",
+    "DELETE FROM trial_user_attributes WHERE trial_id = 1": "the value of trial 0 is not that of its evaluations",
+    "DELETE FROM study_user_attributes": "the settings of its trials are missing",
+    "DELETE FROM study_directions": "",
+    "DELETE FROM studies": "",
+    "DROP TABLE trials": "has a row without its row in trials",
+    "DROP TABLE trial_values": "values should be set for a complete trial",
+    "DROP TABLE trial_params": "trial 0 has other settings",
+    "DROP TABLE trial_intermediate_values": "trial 0 has no evaluation",
+    "DROP TABLE trial_user_attributes": "the value of trial 0 is not that of its evaluations",
+    "DROP TABLE studies": "",
+    "UPDATE studies SET study_name = 'mine'": "it holds mine, not a study of tune",
+    "UPDATE study_directions SET direction = 'MINIMIZE'": "its direction is minimize, that of its config is maximize",
+    "UPDATE study_directions SET direction = 'up'": "",
+    "UPDATE study_user_attributes SET value_json = '[]' WHERE key = 'definition'": "",
+    "UPDATE study_user_attributes SET value_json = '{' WHERE key = 'definition'": "",
+    "UPDATE study_user_attributes SET value_json = '{\"0 1\": {\"ended\": 1}}' WHERE key = 'confirmation'": "confirmation/0 1/",
+    "UPDATE trials SET state = 'done' WHERE number = 0": "",
+    "UPDATE trials SET state = 'WAITING' WHERE number = 0": "trials/0/state must be one of running, complete, pruned and fail",
+    "UPDATE trials SET state = 'RUNNING' WHERE number = 0": "`datetime_complete` is supposed to be None",
+    "UPDATE trials SET number = 7 WHERE number = 0": "trial 0 is missing",
+    "UPDATE trials SET number = NULL": "",
+    "UPDATE trials SET study_id = 7 WHERE number = 0": "trials has a row without its row in studies",
+    "UPDATE trials SET datetime_start = 'today'": "",
+    "UPDATE trial_values SET value = 'good' WHERE trial_id = 1": "",
+    "UPDATE trial_values SET value = 1e9 WHERE trial_id = 1": "the value of trial 0 is not that of its evaluations",
+    "UPDATE trial_values SET value_type = 'NONE'": "",
+    "UPDATE trial_intermediate_values SET intermediate_value = 'good'": "trials/0/values/0 must be a count and a number",
+    "UPDATE trial_intermediate_values SET step = 'first' WHERE step = 1": "",
+    "UPDATE trial_params SET distribution_json = '{}'": "",
+    "UPDATE trial_params SET distribution_json = '{'": "",
+    "UPDATE trial_params SET param_value = 'fast'": "",
+    "UPDATE trial_params SET param_value = 3.0": "isn't contained in the distribution",
+    "UPDATE trial_params SET param_name = 'model.gamma'": "trial 0 has other settings",
+    "UPDATE trial_user_attributes SET value_json = '{}' WHERE key = 'evaluations'": "evaluations must be a list",
+    "UPDATE trial_user_attributes SET value_json = '[[[1]]]' WHERE key = 'evaluations'": "must be a count and a number",
+    "UPDATE trial_user_attributes SET value_json = '\"all\"' WHERE key = 'ended_runs'": "ended_runs must be an integer",
+}
+"""Changes of a study's file, and how they are reported; an empty text where the words are those of Optuna or SQLite."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The file of a study that has ended."""
+    folder = tmp_path_factory.mktemp("studies") / "mine"
+    played(folder, lambda run, k: float(run.number), trials=2, confirm=1, confirm_seeds=1)
+    return folder / "study.db"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_study_whose_file_was_changed_is_refused_in_one_line(edit, finished, tmp_path):
+    file = tmp_path / "study.db"
+    shutil.copy(finished, file)
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute(edit).rowcount
+        connection.commit()
+    with pytest.raises(SettingError) as error:
+        opened(tmp_path, [], trials=2, confirm=1, confirm_seeds=1)
+    text = str(error.value)
+    assert text.startswith(f"{file} cannot be used (") and text.endswith("): restore it, or name another --out")
+    assert EDITS[edit] in text and "\n" not in text
+
+
+@pytest.mark.thorough
+def test_a_study_whose_file_was_not_changed_is_continued(finished, tmp_path):
+    shutil.copy(finished, tmp_path)
+    assert opened(tmp_path, [], trials=2, confirm=1, confirm_seeds=1).has_ended
+
+
+@pytest.mark.thorough
+def test_a_study_on_a_full_disk_ends_in_one_line_with_all_that_was_recorded_and_can_be_continued(tmp_path):
+    def value(run, k):
+        return float(run.number)
+
+    before = played(tmp_path, value, trials=1, confirm=0)[0].trials
+    study, file = opened(tmp_path, [], trials=2, confirm=0), tmp_path / "study.db"
+    with no_room(file.stat().st_size // 2), pytest.raises(UnsavedError) as error, study.recording(lambda: None):
+        play(study, value)
+    line = rf"{file} could not be written \(.*\): make room there, and repeat the command, which continues the study"
+    assert re.fullmatch(line, str(error.value)) and error.value.status == 4
+    study = opened(tmp_path, [], trials=2, confirm=0)
+    assert study.trials[:1] == before
+    play(study, value)
+    assert [(each.state, each.value) for each in study.trials] == [(TrialState.COMPLETE, 0.0), (TrialState.COMPLETE, 1.0)]
+
+
+@pytest.mark.thorough
+def test_a_run_that_cannot_be_saved_ends_the_study_and_is_not_a_failed_trial(folder, capfd):
+    (folder / "rewards.yaml").write_text("model.env.kwargs: {choices: [{reward: 1.0, fault: full}]}\n")
+    options = f"tune {OF_REWARDS} {PPO} --model.net_arch [64,64] --space rewards.yaml --confirm 0 --out mine --trials"
+    status, out, err = run(f"{options} 3", capfd)
+    assert status == 4 and err.startswith("error: trial 0: 320 of 320 environment steps are lost: ") and err.count("\n") == 1
+    assert [trial.state for trial in trials(folder / "mine")] == [TrialState.RUNNING] and "trial 0: " not in out
+    status, out, err = run(f"{options} 1", capfd)
+    assert (status, err) == (0, "") and "0 trials ended, 1 interrupted" in out and "trial 0: 5; " in out
+
+
+@pytest.mark.thorough
+def test_results_that_cannot_be_written_are_reported_before_anything_runs(folder, capfd):
+    (folder / "mine" / "trials.csv").mkdir(parents=True)
+    status, _, err = run(f"tune {PPO} {CARTPOLE} --space rates.yaml --trials 1 --out mine", capfd)
+    assert (status, err) == (2, "error: mine/trials.csv could not be saved (Is a directory)\n")
+    assert not (folder / "mine" / "logs").exists()
+
+
+@pytest.mark.thorough
+def test_a_study_continues_without_a_table_that_cannot_be_written_and_says_so(tmp_path, capfd):
+    study, file = opened(tmp_path, [], trials=2, confirm=0), tmp_path / "trials.csv"
+    results = Results(study, [], [])
+    file.mkdir()
+    with study.recording(results.update):
+        play(study, lambda run, k: 1.0)
+    assert capfd.readouterr().out == f"{file} could not be saved (Is a directory); the study continues\n" * 2
+    assert study.has_ended
+    with pytest.raises(SettingError, match=rf"^{file} could not be saved \(Is a directory\)$"):
+        results.write()
+
+
+@pytest.mark.thorough
+def test_of_two_commands_that_start_a_study_in_the_same_instant_one_trains_it_and_the_other_names_it(folder):
+    both = [Apart(f"-m lightning_rl tune {PPO} {CARTPOLE} --space rates.yaml --trials 2 --confirm 0 --out mine", folder) for _ in range(2)]
+    ended = sorted((process.wait(), process.communicate()[1], process.pid) for process in both)
+    assert [status for status, *_ in ended] == [0, 2] and ended[0][1] == ""
+    line = rf"error: process {ended[0][2]} on \S+ is training in mine: wait until it ends, or name another --out\n"
+    assert re.fullmatch(line, ended[1][1]) and len(trials(folder / "mine")) == 2
+
+
+@contextmanager
+def no_room(size):
+    """Let no file grow beyond these bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.variants
@@ -270,12 +433,12 @@ def test_a_trial_that_begins_badly_is_not_pruned_in_the_first_fifth_of_any_seeds
 
 
 def test_a_study_whose_lock_cannot_be_made_says_so_and_not_that_another_process_has_it(tmp_path):
-    study, _ = played(tmp_path / "mine", lambda run, k: 1.0, trials=1, confirm=0)
     (tmp_path / ".mine.lock").mkdir()
-    with pytest.raises(SettingError, match=r"mine cannot be locked: .*\.mine\.lock: Is a directory$"), study.open(lambda: None):
+    with pytest.raises(SettingError, match=r"mine cannot be locked: .*\.mine\.lock: Is a directory$"), take_folder(tmp_path / "mine"):
         pass
     (tmp_path / ".mine.lock").rmdir()
-    with study.open(lambda: None), pytest.raises(SettingError, match=r"^another process works on the study"), study.open(lambda: None):
+    other = r"^process \d+ on .* is training in .*/mine: wait until it ends, or name another --out$"
+    with take_folder(tmp_path / "mine"), pytest.raises(SettingError, match=other), take_folder(tmp_path / "mine"):
         pass
 
 
