@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -17,6 +17,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, may_be_absent, metric_of
 from lightning_rl.checkpoints.files import shown
 from lightning_rl.checkpoints.kinds import are_optimizer_states, is_finite
@@ -206,6 +207,8 @@ class SaveCheckpoints(Checkpoint):
             learner = pl_module.algorithms[name] if name else pl_module  # type: ignore[attr-defined]
             if isinstance(dataset, ReplayDataset) and self._saves_buffer(learner, dataset):
                 dataset.store = SegmentStore(self._path("last.ckpt.d") / f"rank{trainer.global_rank}" / name)
+        for past_selves in callbacks_of(trainer, SelfPlay) if trainer.is_global_zero else ():
+            past_selves.store_in(self._path("last.ckpt.d"))
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun, batch: object, batch_idx: int) -> None:
         """Note that the run has begun, and warn if a resumed run would lose episodes; an unusable environment has failed before."""
@@ -251,9 +254,11 @@ class SaveCheckpoints(Checkpoint):
     def save(self, trainer: pl.Trainer, algorithm: AlgorithmRun, continues: bool = True) -> None:
         """Save now, and delete the oldest copies beyond `keep`. `continues`: whether the run does."""
         self.tried_at, self.tried_when = algorithm.count, time.monotonic()
-        saved = try_saving(trainer, algorithm, algorithm.dataset.begin_save, continues=continues)
+        parts: list[Any] = [algorithm.dataset, *callbacks_of(trainer, SelfPlay)]
+        saved = try_saving(trainer, algorithm, lambda: [each.begin_save() for each in parts], continues=continues)
         saved = saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt"), continues)
-        algorithm.dataset.end_save(saved)
+        for each in parts:
+            each.end_save(saved)
         if saved:
             self.saved_at = algorithm.count
             notify_loggers(trainer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, SupportsFloat
 
 import pytorch_lightning as pl
@@ -10,7 +11,7 @@ import pytorch_lightning as pl
 from lightning_rl.callbacks.protocols import AlgorithmRun
 from lightning_rl.data.episodes import win_rate
 from lightning_rl.data.opponents import explain_unsaved
-from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots, as_game
+from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots, SnapshotStore, as_game
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.ratings import Score, elo_change, fit_ratings
@@ -61,6 +62,10 @@ class SelfPlay(pl.Callback):
         self.games: list[Game] = []
         """Games since the last row of the log."""
         self.taken_at = 0
+        self.store: SnapshotStore | None = None
+        """Where checkpoints that are saved in between `begin_save` and `end_save` have the snapshots; others contain them."""
+        self.folder = Path("last.ckpt.d")
+        """The folder next to the checkpoint that is loaded."""
         self.run: Any = None
         self.algorithm: Any = None
 
@@ -68,6 +73,26 @@ class SelfPlay(pl.Callback):
     def state_key(self) -> str:
         """Return the key of its state in checkpoints."""
         return f"SelfPlay/{self.behavior}" if self.behavior else "SelfPlay"
+
+    def store_in(self, folder: Path) -> SnapshotStore:
+        """Keep the snapshots in files of the folder next to a checkpoint, `last.ckpt.d`."""
+        folder = folder / "self_play" / self.behavior
+        if self.store is None or self.store.folder != folder:
+            self.store = SnapshotStore(folder)
+        return self.store
+
+    def begin_save(self) -> None:
+        """Write the snapshots that are in no file yet. Raises `SaveError`."""
+        if self.store is not None:
+            self.store.save(self.snapshots.get_weights(self.snapshots.numbers))
+
+    def end_save(self, saved: bool) -> None:
+        """Delete files that are not needed any more, after the checkpoint was saved or has failed."""
+        if self.store is not None:
+            self.store.end_save(saved)
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: AlgorithmRun, checkpoint: State) -> None:
+        self.folder = Path(str(trainer.ckpt_path)).parent / "last.ckpt.d"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.run = pl_module
@@ -148,6 +173,7 @@ class SelfPlay(pl.Callback):
 
     def state_dict(self) -> State:
         saves_run = self.run is not None and self.run.saves_run
+        manifest = self.store.manifest if self.store is not None and saves_run else None
         return {
             "elo": self.elo,
             "elos": dict(self.elos),
@@ -156,7 +182,8 @@ class SelfPlay(pl.Callback):
             "taken_at": self.taken_at,
             "opponents": self.config.names,
             "taken": self.snapshots.taken if saves_run else 0,
-            "snapshots": self.snapshots.get_weights(self.snapshots.numbers) if saves_run else {},
+            "snapshots": self.snapshots.get_weights(self.snapshots.numbers) if saves_run and manifest is None else {},
+            "snapshot_files": [] if manifest is None else manifest["files"],
         }
 
     def load_state_dict(self, state_dict: State) -> None:
@@ -176,6 +203,8 @@ class SelfPlay(pl.Callback):
                 self.elos, self.scores, self.games = {}, {}, []
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError("the checkpoint's state of self_play is damaged") from error
+        if files := state_dict.get("snapshot_files"):
+            weights |= self.store_in(self.folder).load(files)
         self.snapshots.set_weights(weights)
         self.snapshots.taken, self.snapshots.first = taken, min(weights, default=taken)
         if missing := {*self.snapshots.numbers} - {*self.snapshots.weights}:

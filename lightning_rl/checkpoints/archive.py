@@ -3,6 +3,7 @@
 import zipfile
 from collections import deque
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,25 +25,25 @@ class NotPlainError(ValueError):
     """Raised for a file that is not read, or whose content is not used. The message is the reason in a few words."""
 
 
-def read_archive(path: Path, map_location: Device = None) -> Checkpoint:
-    """Read a file as plain data: no code in it runs, and it needs no more memory than the size of the file.
+def read_archive(file: Path | bytes, map_location: Device = None) -> Checkpoint:
+    """Read a file, or its content, as plain data: no code in it runs, and it needs no more memory than the size of the file.
 
     Raises `NotPlainError`: the file is not an archive of tensors and plain data. Raises `Exception`: whatever torch raises for a damaged
     file.
     """
-    check_archive(path)
-    content = torch.load(path, map_location=map_location, weights_only=True)
-    size = path.stat().st_size
+    check_archive(file)
+    content = torch.load(_source(file), map_location=map_location, weights_only=True)
+    size = _size(file)
     taken = sum(leaf.numel() * leaf.element_size() for leaf in leaves(content, size) if isinstance(leaf, Tensor))
     if taken > 2 * size + SPARE_BYTES:
         raise NotPlainError("its tensors are larger than the file")
     return content
 
 
-def check_archive(path: Path) -> None:
+def check_archive(file: Path | bytes) -> None:
     """Raise `NotPlainError` unless `torch.save` may have written a file: uncompressed members, with paths inside the archive."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(_source(file)) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
         raise NotPlainError("not an archive, or truncated") from error
@@ -52,8 +53,16 @@ def check_archive(path: Path) -> None:
             raise NotPlainError("a member with a path outside the archive")
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise NotPlainError("compressed members, which torch does not write")
-    if sum(member.file_size for member in members) > path.stat().st_size:
+    if sum(member.file_size for member in members) > _size(file):
         raise NotPlainError("members larger than the file")
+
+
+def _source(file: Path | bytes) -> Path | BytesIO:
+    return file if isinstance(file, Path) else BytesIO(file)
+
+
+def _size(file: Path | bytes) -> int:
+    return file.stat().st_size if isinstance(file, Path) else len(file)
 
 
 def checksum_error(path: Path) -> str | None:

@@ -101,7 +101,8 @@ def _are_games(games: object) -> bool:
     )
 
 
-def _are_snapshots(snapshots: dict[int, dict[str, object]]) -> bool:
+def are_snapshots(snapshots: dict[int, dict[str, object]]) -> bool:
+    """Return whether these are dense weights of policies, by number."""
     weights = [value for each in dict.values(snapshots) for value in dict.values(each)]
     tensors = [value for value in weights if isinstance(value, Tensor)]
     return all(map(is_count, snapshots)) and len(tensors) == len(weights) and all(value.layout is torch.strided for value in tensors)
@@ -130,6 +131,6 @@ RATING = Kind("a rating", _is_rating)
 RATINGS = Kind("ratings of players", lambda value: all(type(player) is int and _is_rating(each) for player, each in dict.items(value)))
 SCORES = Kind("scores of players", _are_scores)
 GAMES = Kind("results of games", _are_games)
-SNAPSHOTS = Kind("weights of snapshots", _are_snapshots)
+SNAPSHOTS = Kind("weights of snapshots", are_snapshots)
 LIGHTNING = Kind("a version of Lightning >= 2", lambda value: bool(re.fullmatch(r"[2-9]\.\d+(\.\w+)*(\+[\w.]+)?", value)))
 PROGRESS = Kind("Lightning's counts", lambda value: value.keys() <= TRACKER and all(map(is_count, value.values())))

@@ -1,24 +1,35 @@
-"""The manifest next to a checkpoint: its size and hash, and the versions and processor that wrote it."""
+"""What is next to a checkpoint: a manifest with its size and hash and what wrote it, and files that several checkpoints share."""
 
 import hashlib
 import json
+import math
 import os
 import platform
-from contextlib import suppress
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
 
 import lightning_rl
-from lightning_rl.checkpoints.archive import checksum_error
-from lightning_rl.checkpoints.atomic import Staged, stage
+from lightning_rl.checkpoints.archive import checksum_error, mappings
+from lightning_rl.checkpoints.atomic import SaveError, Staged, Writer, remove_leftovers, stage, sync_folder
+from lightning_rl.errors import SettingError
+from lightning_rl.types import State
 
 FORMAT_VERSION = 1
 MAX_BYTES = 1 << 20
 """Maximum size of a manifest in bytes; ours have fewer than one thousand."""
+
+OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError, OSError)
+"""Errors that a damaged file or an invalid manifest raises somewhere inside."""
 
 
 def manifest_path(path: Path) -> Path:
@@ -134,3 +145,116 @@ def written_by() -> dict[str, dict[str, object]]:
         "threads": torch.get_num_threads(),
     }
     return {"versions": versions, "processor": processor}
+
+
+class File(NamedTuple):
+    """Manifest entry of a file."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class FileStore:
+    """Files in their own folder, which the first save creates. A save adds files, and its manifest, which a checkpoint holds, names those
+    that it needs; the files of the last two saves are kept.
+
+    Args:
+        folder: such as `last.ckpt.d/rank0`.
+    """
+
+    what: ClassVar[str]
+    """What the files hold, for messages."""
+    kinds: ClassVar[tuple[str, ...]]
+    """The endings of their names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.manifest: State | None = None
+        """The manifest of the save in progress: a checkpoint that is written meanwhile refers to these files."""
+        self.manifests: list[State] = []
+        """Those of the checkpoint and of its previous generation."""
+
+    def is_name(self, name: str) -> re.Match[str] | None:
+        """Match the name of one of its files; the first group is its number."""
+        return re.fullmatch(rf"(\d{{8,12}})\.({'|'.join(self.kinds)})", name)
+
+    def names(self) -> set[str]:
+        """Return the names of all that is in the folder."""
+        return {each.name for each in self.folder.iterdir()} if self.folder.is_dir() else set()
+
+    def end_save(self, saved: bool) -> None:
+        """Delete what neither generation of the checkpoint needs, after it was saved or has failed."""
+        if saved and self.manifest is not None:
+            self.manifests = [*self.manifests[-1:], self.manifest]
+            self.forget(self.manifests)
+        self.manifest = None
+
+    def forget(self, keep: Sequence[State]) -> None:
+        """Delete the files that are in no manifest of `keep`."""
+        needed = {each["name"] for manifest in keep for each in mappings(manifest) if "sha256" in each}
+        if self.folder.is_dir() and not self.folder.is_symlink():
+            for name in filter(self.is_name, self.names() - needed):
+                (self.folder / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Prepare the folder for new files, and sync it at the end. Raises `SaveError`."""
+        try:
+            self._check_folder()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.folder)
+            self.serial = max((int(match[1]) for match in map(self.is_name, self.names()) if match), default=0)
+            yield
+            sync_folder(self.folder)
+        except SaveError:
+            raise
+        except OSError as error:
+            raise SaveError(f"{self.what} in {self.folder} could not be saved ({error.strerror or error})") from error
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Raise `SettingError` if a manifest or a file that is read meanwhile is damaged or missing."""
+        try:
+            self._check_folder()
+            yield
+        except BROKEN as error:
+            reason = shorten(f"{type(error).__name__}: {error}", 100, placeholder=" …")
+            way_out = "; copy this folder together with its checkpoint" if isinstance(error, FileNotFoundError) else ""
+            raise SettingError(f"{self.what} in {str(self.folder)!r} cannot be read ({reason}){way_out}") from error
+
+    def write(self, kind: str, write: Callable[[Writer], object]) -> File:
+        """Write a file completely or not at all, under a name that was never used here, so that each name has only one content."""
+        self.serial += 1
+        staged = stage(self.folder / f"{self.serial:08d}.{kind}", write)
+        staged.commit()
+        return File(staged.path.name, staged.size, staged.sha256)
+
+    def file_of(self, entry: State) -> File:
+        """Return the file of a manifest's entry. Raises `ValueError`: it names none."""
+        name, size, sha256 = (entry[key] for key in File._fields)
+        if not (isinstance(name, str) and self.is_name(name) and type(size) is int and isinstance(sha256, str)):
+            raise ValueError(f"{shorten(repr(name), 40, placeholder=' …')} is not the name of a segment")
+        return File(name, size, sha256)
+
+    def read(self, file: File, max_bytes: float = math.inf) -> bytes:
+        """Return the content of a file. Raises `ValueError`: it is a link, too large, or not the one that was saved."""
+        path = self.folder / file.name
+        if path.is_symlink() or path.parent != self.folder:
+            raise ValueError(f"{file.name} is a link")
+        handle = os.open(path, OPEN_FLAGS)
+        with os.fdopen(handle, "rb") as opened:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != file.size or file.size > max_bytes:
+                raise ValueError(f"{file.name} has {status.st_size} bytes, not {file.size} of at most {max_bytes}")
+            data = opened.read(file.size)
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise ValueError(f"{file.name} is damaged")
+        return data
+
+    def _check_folder(self) -> None:
+        """Raise `SettingError` if files would be elsewhere: the run's folder may be a link, but no folder inside it."""
+        inside = [each for each in self.folder.parents if any(part.endswith(".ckpt.d") for part in each.parts)]
+        for each in (self.folder, *inside):
+            if each.is_symlink():
+                raise SettingError(f"{str(each)!r} is a link; {self.what} must be in the folder of the checkpoint")

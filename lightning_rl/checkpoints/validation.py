@@ -195,6 +195,9 @@ PAST_SELVES: Rules = {
     "opponents?/[]": TEXT,
     "taken_at|taken": COUNT,
     "snapshots": SNAPSHOTS,
+    "snapshot_files?/[]/name|sha256": TEXT,
+    "snapshot_files?/[]/size": COUNT,
+    "snapshot_files?/[]/numbers/[]": COUNT,
 }
 """State of the callback `SelfPlay`, whose key ends with the name of a behavior if there are several."""
 RUN: Rules = {

@@ -168,8 +168,6 @@ class ReplayDataset(SampledDataset):
         self.random_until, self.phases = 0.0, 0
         self.store: SegmentStore | None = None
         """Where the buffer is saved, or None."""
-        self._manifests: list[dict[str, Any]] = []
-        self._saving: dict[str, Any] | None = None
 
     def begin_iteration(self, count: int, progress: float) -> None:
         self.steps, self.progress = count / self.ranks, progress
@@ -214,23 +212,22 @@ class ReplayDataset(SampledDataset):
         return {**self.reward_metrics(), **self.buffer.statistics(), **age}
 
     def begin_save(self) -> None:
-        self._saving = None if self.store is None else self.store.save(self.buffer)
+        if self.store is not None:
+            self.store.save(self.buffer)
 
     def end_save(self, saved: bool) -> None:
-        if self.store is not None and self._saving is not None and saved:
-            self._manifests = [*self._manifests[-1:], self._saving]  # two generations
-            self.store.forget(self._manifests)
-        self._saving = None
+        if self.store is not None:
+            self.store.end_save(saved)
 
     def load_buffer(self, manifest: dict[str, Any], folder: Path) -> None:
         """Restore the rows that a checkpoint saved in a folder next to it."""
         store = self.store if self.store is not None and self.store.folder == folder else SegmentStore(folder)
         store.load(manifest, self.buffer)
-        self._manifests = [manifest]
 
     def own_state(self) -> State:
         rewards = {name: float(mean) for name, mean in self.mean_rewards.items()}
-        return {**{name: getattr(self, name) for name in (*PROGRESS, "rows")}, "mean_rewards": rewards, "replay": self._saving}
+        manifest = None if self.store is None else self.store.manifest
+        return {**{name: getattr(self, name) for name in (*PROGRESS, "rows")}, "mean_rewards": rewards, "replay": manifest}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> None:
         if state["replay"] is not None:

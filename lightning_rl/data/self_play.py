@@ -6,12 +6,17 @@ Bansal et al. 2018, *Emergent complexity via multi-agent competition* (https://a
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from lightning_rl.checkpoints.archive import read_archive
+from lightning_rl.checkpoints.kinds import are_snapshots
+from lightning_rl.checkpoints.manifest import File, FileStore
 from lightning_rl.data.opponents import Script, draw_actions, name_opponent
 from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
@@ -28,6 +33,8 @@ EPSILON = "epsilon"
 """Key of a snapshot's exploration probability, which is stored with its weights."""
 MAX_DRAWN = 10
 """Snapshots that play at the same time: each acts by itself, so more of them would take longer."""
+MAX_FILE_BYTES = 64 << 20
+"""Approximate bytes of a file of snapshots."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +186,56 @@ class Snapshots:
             except (RuntimeError, TypeError, AttributeError, ValueError, OverflowError) as error:
                 raise SettingError(f"snapshot {number} of self_play does not fit this network") from error
             self.weights[number] = tensors
+
+
+class SnapshotFile(NamedTuple):
+    """A file, and the numbers of the snapshots in it that can still be drawn."""
+
+    file: File
+    numbers: list[int]
+
+
+class SnapshotStore(FileStore):
+    """Snapshots of a policy in files, each with those taken between two saves."""
+
+    what, kinds = "self_play's snapshots", ("snapshots",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.files: list[SnapshotFile] = []
+
+    def save(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Write the snapshots that are in no file yet, and set the manifest. Raises `SaveError`."""
+        with self.saving():
+            names = self.names()
+            files = [SnapshotFile(file, [k for k in numbers if k in weights]) for file, numbers in self.files if file.name in names]
+            files = [each for each in files if each.numbers]
+            new = sorted(weights.keys() - {number for each in files for number in each.numbers})
+            at_once = max(1, MAX_FILE_BYTES // sum(each.nbytes for each in weights[new[0]].values())) if new else 1
+            for k in range(0, len(new), at_once):
+                numbers = new[k : k + at_once]
+                content = {number: dict(weights[number]) for number in numbers}
+                files.append(SnapshotFile(self.write("snapshots", partial(torch.save, content)), numbers))
+        self.files = files
+        self.manifest = {"files": [{**file._asdict(), "numbers": numbers} for file, numbers in files]}
+
+    def load(self, entries: list[State]) -> dict[int, dict[str, Tensor]]:
+        """Return the snapshots in the files of a manifest. Raises `SettingError`: one is missing or damaged."""
+        weights: dict[int, dict[str, Tensor]] = {}
+        with self.loading():
+            files = [SnapshotFile(self.file_of(each), each["numbers"]) for each in entries]
+            for file, numbers in files:
+                data = self.read(file)
+                try:
+                    content: Any = read_archive(data, "cpu")
+                    is_good = are_snapshots(content)
+                except Exception as error:  # torch raises whatever its unpickler meets
+                    raise ValueError(f"{file.name} is not an archive of snapshots") from error
+                if not is_good:
+                    raise ValueError(f"{file.name} holds no snapshots")
+                weights |= {number: content[number] for number in numbers}
+        self.files, self.manifests = files, [{"files": entries}]
+        return weights
 
 
 def load_weights(network: PolicyNetwork, weights: Mapping[str, Tensor]) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
 from math import inf, nan
 from typing import ClassVar
 
 import pytest
 import torch
+from pytorch_lightning import Callback
 
 from lightning_rl import PPO, SettingError, Trainer
 from lightning_rl.training.loading import check_fits
 from tests.agents import Together
+from tests.apart import ROOT
 from tests.checkpoints.test_runs import GONE, replaced
 
 CALLBACK = "callbacks", "SelfPlay"
@@ -40,9 +49,14 @@ def fit(folder, made, ckpt_path=None, **settings):
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory):
-    trainer = fit(tmp_path_factory.mktemp("run"), model())
-    return torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)
+def saved(tmp_path_factory):
+    """The folder of a run's checkpoints."""
+    return fit(tmp_path_factory.mktemp("run"), model(), checkpoint={"every_n_env_steps": 128, "keep": 1}).run_folder / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def content(saved):
+    return torch.load(saved / "env_steps=128.ckpt", weights_only=True)
 
 
 GAMES = (
@@ -138,3 +152,73 @@ def test_games_that_cannot_continue_start_again(content, tmp_path, capsys, place
     torch.save(replaced(content, (*ENVS, *place), value), tmp_path / "changed.ckpt")
     fit(tmp_path, model(192), tmp_path / "changed.ckpt")
     assert "tic_tac_toe could not be restored exactly" in capsys.readouterr().out
+
+
+def snapshots_of(path):
+    """The numbers of the snapshots that a checkpoint contains, and of those in files."""
+    stored = torch.load(path, weights_only=True)["callbacks"]["SelfPlay"]
+    return [*stored["snapshots"]], [number for file in stored["snapshot_files"] for number in file["numbers"]]
+
+
+class Files(Callback):
+    """Notes the sizes of the files of snapshots after each iteration, by inode and name."""
+
+    def on_train_batch_end(self, trainer, module, *_):
+        found = (trainer.run_folder / "checkpoints/last.ckpt.d/self_play").glob("*")
+        self.written.append({(each.stat().st_ino, each.name): each.stat().st_size for each in found})
+
+    def on_train_start(self, trainer, module):
+        self.written = []
+
+
+@pytest.mark.thorough
+def test_each_snapshot_is_written_once_and_its_file_deleted_when_no_generation_of_the_checkpoint_needs_it(tmp_path):
+    files = Files()
+    trainer = fit(tmp_path, model(32 * 8, window=3), callbacks=[files], checkpoint={"every_n_env_steps": 32, "keep": 1})
+    folder = trainer.run_folder / "checkpoints"
+    names = [sorted(name for _, name in each) for each in files.written]
+    assert names[3] == ["00000001.snapshots", "00000002.snapshots", "00000003.snapshots"]  # the first holds 0 and 1
+    assert all(len(each) <= 5 for each in names)  # a window of 3, and the one that left it since the previous generation
+    assert all(after.get(key, size) == size for before, after in pairwise(files.written) for key, size in before.items())
+    assert snapshots_of(folder / "last.ckpt") == ([], [6, 7, 8]) and snapshots_of(folder / "last.previous.ckpt") == ([], [6, 7, 8])
+    assert len(list((folder / "last.ckpt.d/self_play").iterdir())) == 3
+    assert snapshots_of(folder / "env_steps=256.ckpt") == ([6, 7, 8], [])  # a copy stands alone
+    trainer.save_checkpoint(tmp_path / "mine.ckpt")
+    assert snapshots_of(tmp_path / "mine.ckpt") == ([6, 7, 8], [])
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed", "other", "link"])
+def test_files_of_snapshots_that_are_not_those_of_the_checkpoint_are_one_line(saved, tmp_path, damage):
+    last = shutil.copytree(saved, tmp_path / "a") / "last.ckpt"
+    file = max((last.parent / "last.ckpt.d/self_play").iterdir())
+    if damage == "missing":
+        file.unlink()
+    elif damage == "changed":
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    elif damage == "link":
+        file.symlink_to(file.rename(tmp_path / "elsewhere"))
+    else:
+        torch.save([1], file)
+        content = torch.load(last, weights_only=True)
+        data = file.read_bytes()
+        content["callbacks"]["SelfPlay"]["snapshot_files"][-1] |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        torch.save(content, last)
+        (last.parent / "last.ckpt.json").unlink()
+    words = {
+        "missing": "together with its checkpoint$",
+        "changed": "is damaged",
+        "other": "no archive|no snapshots|not an",
+        "link": "a link",
+    }
+    with pytest.raises(SettingError, match=rf"self_play's snapshots in .* cannot be read .*({words[damage]})") as refused:
+        fit(tmp_path / "b", model(192), last)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.thorough
+def test_self_play_that_is_killed_at_any_access_to_its_checkpoints_ends_like_the_run_that_nobody_killed(tmp_path):
+    command = [sys.executable, "-m", "tests.checkpoints.kills_of_self_play", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    lines = [line for line in result.stdout.splitlines() if line.startswith("KILLED")]
+    assert result.returncode == 0 and len(lines) >= 8, result.stderr[-2000:]
+    assert all(re.search(r"from (None|[1-7]), True, [0-3] files$", line) for line in lines), lines
