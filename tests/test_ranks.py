@@ -372,7 +372,7 @@ def test_torchrun_and_two_nodes_train_two_ranks(tmp_path):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_two_ranks_learn_as_well_as_one(seed, tmp_path):
     fit = f"fit --config ppo/cartpole --seed_everything {seed} --trainer.accelerator cpu --trainer.enable_progress_bar false"
-    two = "--model.env.num_envs 4 --model.batch_size 128 --trainer.strategy ddp --trainer.devices 2"
+    two = "--model.env.num_envs 8 --model.batch_size 128 --trainer.strategy ddp --trainer.devices 2"  # together the rollouts of one
     for ranks, more in {"one": "", "two": two}.items():
         (tmp_path / ranks).mkdir()
         subprocess.run([sys.executable, "-m", "lightning_rl", *shlex.split(f"{fit} {more}")], cwd=tmp_path / ranks, check=True)

@@ -28,7 +28,7 @@ from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvConfig, EnvSource, single_env_config
-from lightning_rl.envs.make import describe_wrappers, make_env
+from lightning_rl.envs.make import describe_wrappers, make_copies
 from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
@@ -422,13 +422,13 @@ def make_player(
     """
     builder = single_env_config(check_can_be_built(env))
 
-    def make() -> gym.Env:
-        made = draw_by_episode(make_env(builder))
+    def wrap(made: gym.Env) -> gym.Env:
+        made = draw_by_episode(made)
         for wrapper in wrappers:
             made = wrapper(made)
         return made
 
-    envs = [make() for _ in range(num_envs)]
+    envs = [wrap(made) for made in make_copies(builder, num_envs)]
     if isinstance(envs[0].unwrapped, AgentsEnv):
         return AgentEpisodePlayer(envs, max_episode_steps or getattr(builder, "max_episode_steps", None), spaces, opponent)
     if opponent is not None:

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent, points
+from lightning_rl.envs.agents.vmas import VmasGame
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import RunStoppedError
@@ -107,6 +108,9 @@ class AgentEpisodePlayer:
                     of_behavior = [(player, agent) for player, agent in movers if policies.side_of[agent] == name]
                     if of_behavior:
                         move(of_behavior, policies.sides[name], policy, generator, deterministic)
+                for player in players:
+                    if isinstance(player.copy.env, VmasGame):  # all copies step in one call
+                        player.copy.env.choose(player.actions)
                 for player in players:
                     finished += player.step()
                 players = [player for player in players if player.seeds]

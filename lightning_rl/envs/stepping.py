@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper, TeamStepper, WorldStepper
-from lightning_rl.envs.agents.vmas import BatchedStepper, is_vmas
+from lightning_rl.envs.agents.vmas import BatchedStepper
 from lightning_rl.envs.agents.world import World
 from lightning_rl.envs.config import EnvConfig, EnvSource, count_envs
 from lightning_rl.envs.games import GAMES
@@ -208,9 +208,9 @@ def make_agent_stepper(
     if isinstance(env, EnvConfig) and env.id in GAMES and seats and not spaces.joint:
         settings = find_way_to_save(env, {SIDE: spaces})[1]
         return GameStepper(GAMES[env.id](env.num_envs), spaces, env.id, env.max_episode_steps, settings)
-    if isinstance(env, EnvConfig) and is_vmas(env.id) and not seats:
+    if not seats and (copies := make_vmas(env, count_envs(env))) is not None:
         way, settings = find_way_to_save(env, {SIDE: spaces})
-        return BatchedStepper(make_vmas(env), spaces, env.id, way is not None, settings)
+        return BatchedStepper(copies, spaces, copies.name, way is not None, settings)
     world = make_world(env, {SIDE: spaces}, first)
     return SeatStepper(world) if seats else AgentStepper(world)
 

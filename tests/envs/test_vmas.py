@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from lightning_rl import PPO, SAC, Behavior, MultiAgent, SettingError, Trainer, evaluate, load_policy
+from lightning_rl.envs.agents.vmas import BatchedStepper, VmasCopies
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import find_user_module, make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper
+from lightning_rl.policy import play_episodes
 from lightning_rl.spaces import samples
 from lightning_rl.types import tree_leaves
 from tests.fitting import fit, tiny
@@ -206,6 +208,70 @@ def test_a_policy_is_evaluated_and_loaded(tmp_path):
     assert result["length_mean"] == 5 and result["return_mean"] < 0
     policy = load_policy(trainer.run_folder)
     assert policy.act(np.zeros((3, 14), np.float32))[0].shape == (3, 2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("env_id", "together", "deterministic"),
+    [(SPREAD, True, True), ("vmas.balance", True, False), ("vmas.simple_reference", False, True)],  # the last draws goals for all copies
+)
+def test_an_evaluation_steps_all_copies_in_one_call_and_plays_what_single_copies_play(env_id, together, deterministic, monkeypatch):
+    model = PPO({"id": env_id, "max_episode_steps": 15}, max_env_steps=64, n_steps=4, batch_size=8, net_arch=[8])
+    steps, step = [], VmasCopies.step_chosen
+    monkeypatch.setattr(VmasCopies, "step_chosen", lambda copies: steps.append(copies.env.num_envs) or step(copies))
+    found = play_episodes(model, 5, 3, num_envs=4, deterministic=deterministic)
+    assert {*steps} == {4 if together else 1}
+    monkeypatch.setattr(VmasCopies, "are_independent", lambda copies: False)
+    single = play_episodes(model, 5, 3, num_envs=4, deterministic=deterministic)
+    returns = [episode.return_ for episode in found]
+    assert len({*returns}) == 5 and returns == pytest.approx([episode.return_ for episode in single], rel=0.02)  # rounding, at contacts
+    assert [(each.seed, each.length) for each in found] == [(each.seed, each.length) for each in single]
+
+
+OWN = """
+import torch
+from vmas import make_env
+from vmas.scenarios.mpe.simple_spread import Scenario
+
+
+class Kept:
+    def __init__(self, size):
+        self.seen = torch.zeros(size)
+
+
+class Counting(Scenario):
+    def make_world(self, batch_dim, device, **kwargs):
+        self.kept = Kept(batch_dim)
+        return super().make_world(batch_dim, device, **kwargs)
+
+    def reset_world_at(self, env_index=None):
+        super().reset_world_at(env_index)
+        self.kept.seen[... if env_index is None else env_index] = 0
+
+    def reward(self, agent):
+        self.kept.seen = self.kept.seen + 1
+        return self.kept.seen.clone()
+
+
+class Other:
+    pass
+"""
+
+
+def test_a_scenario_of_ones_own_is_found_by_its_path_and_its_state_is_saved(tmp_path, monkeypatch):
+    (tmp_path / "scenarios_of_mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    stepper, spaces = make("scenarios_of_mine.Counting", max_episode_steps=6, kwargs={"n_agents": 2})
+    assert type(stepper) is BatchedStepper and stepper.num_envs == 8 and stepper.can_be_saved
+    stepper.reset(0)
+    assert [step.reward[:2].tolist() for step in play(stepper, spaces, 7)] == [[2 * k + 1, 2 * k + 2] for k in (*range(6), 0)]
+    state, (step,) = stepper.state_dict(), play(stepper, spaces, 1)
+    assert stepper.load_state_dict(state) is None
+    assert_equal_steps([step], play(stepper, spaces, 1))
+    assert find_user_module("scenarios_of_mine.Counting") == "scenarios_of_mine"
+    for name, line in (("Other", "builds Other, which is not a PettingZoo environment"), ("make_env", "make_env is not called")):
+        with pytest.raises(SettingError, match=line):
+            probe_spaces(EnvConfig(f"scenarios_of_mine.{name}"))
 
 
 def test_agents_with_different_spaces_learn_as_several_behaviors():

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 from pkgutil import iter_modules
 from textwrap import shorten
 from types import ModuleType
@@ -16,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from lightning_rl.dotted_paths import check_function, check_module
-from lightning_rl.envs.agents.vmas import VmasGame, find_scenario, is_vmas
+from lightning_rl.envs.agents.vmas import Scenario, find_scenario, is_scenario, is_vmas
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract, close_env
 from lightning_rl.errors import SettingError, closest, missing_extra
@@ -381,11 +380,12 @@ def is_packaged(env_id: str) -> bool:
 def find_builder(env_id: str) -> Callable[..., object]:
     """Import the builder of the environment at a path: a module's `parallel_env`, or else its `env`; or a function or class.
 
-    A path under `vmas` names a scenario. Raises `SettingError`: the path does not exist, or a package is not installed.
+    A path under `vmas` names a scenario of VMAS, and that of a subclass of its `BaseScenario` a user's own.
+
+    Raises `SettingError`: the path does not exist, or a package is not installed.
     """
     if is_vmas(env_id):
-        find_scenario(env_id)
-        return partial(VmasGame, env_id)
+        return find_scenario(env_id)
     check_module(f"env.id {env_id!r}", env_id)
     try:
         found = _import(env_id)
@@ -394,6 +394,8 @@ def find_builder(env_id: str) -> Callable[..., object]:
     except Exception as error:  # importing a module may raise anything
         reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
         raise SettingError(f"env.id {env_id!r} cannot be imported: {reason}") from error
+    if is_scenario(found):
+        return Scenario(env_id, found)
     path, builder = env_id, found
     if isinstance(found, ModuleType):
         name = "parallel_env" if hasattr(found, "parallel_env") else "env"

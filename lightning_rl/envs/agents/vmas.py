@@ -1,11 +1,13 @@
 """Scenarios of VMAS (Bettini et al. 2022, https://arxiv.org/abs/2207.03530): many copies in one call, or one copy with PettingZoo's API."""
 
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 from warnings import catch_warnings, simplefilter, warn_explicit
 
 import gymnasium as gym
@@ -47,13 +49,36 @@ def is_vmas(env_id: str) -> bool:
     return env_id.startswith(PREFIX)
 
 
-def find_scenario(env_id: str) -> str:
-    """Return the name of a scenario. Raises `SettingError`: VMAS is not installed, or has no such scenario."""
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario of VMAS, or a user's own.
+
+    Args:
+        env_id: its id in messages.
+        own: the class of a user's own scenario; None for one of VMAS.
+    """
+
+    env_id: str
+    own: type | None = None
+
+    def __call__(self, render_mode: str | None = None, **kwargs: object) -> "VmasGame":
+        """Build one copy; arguments as for `VmasCopies`."""
+        return VmasGame(VmasCopies(self, 1, kwargs), render_mode=render_mode)
+
+
+def find_scenario(env_id: str) -> Scenario:
+    """Return a scenario of VMAS. Raises `SettingError`: VMAS is not installed, or has no such scenario."""
     vmas, name = _load(env_id), env_id.removeprefix(PREFIX)
     known = [*vmas.scenarios, *vmas.debug_scenarios, *vmas.mpe_scenarios]
     if name not in known:
         raise SettingError(f"env.id {env_id!r}: VMAS has no scenario {name!r}{nearest(name, known)}")
-    return name
+    return Scenario(env_id)
+
+
+def is_scenario(found: object) -> TypeGuard[type]:
+    """Return whether something that a path leads to is the class of a scenario; whoever defines one has imported VMAS."""
+    base = getattr(sys.modules.get("vmas.simulator.scenario"), "BaseScenario", ())
+    return isinstance(found, type) and issubclass(found, base)
 
 
 def _load(env_id: str) -> ModuleType:
@@ -70,16 +95,16 @@ class VmasCopies:
     An episode ends for all agents of a copy in the same step. Observations are A trees of arrays `[E, ...]`, rewards `[E, A]`, flags `[E]`.
 
     Args:
-        env_id: `vmas.` and the name of a scenario.
+        scenario: of all copies.
         num_copies: E.
         kwargs: arguments of `vmas.make_env` and of the scenario; the default of `max_steps`, the length of episodes, is 100.
     """
 
-    def __init__(self, env_id: str, num_copies: int, kwargs: Mapping[str, object]) -> None:
+    def __init__(self, scenario: Scenario, num_copies: int, kwargs: Mapping[str, object]) -> None:
+        env_id, vmas = scenario.env_id, _load(scenario.env_id)
         for name in OURS:
             if name in kwargs:
                 raise SettingError(f"env.kwargs of {env_id} cannot set {name}")
-        scenario, vmas = find_scenario(env_id), _load(env_id)
         self.shared: list[Any] = vmas.simulator.environment.Environment.vmas_random_state
         self.draws: list[Any] = [
             torch.Generator().manual_seed(0).get_state(),
@@ -87,17 +112,23 @@ class VmasCopies:
             random.Random(0).getstate(),
         ]
         arguments = {"max_steps": DEFAULT_MAX_STEPS, "clamp_actions": True, **kwargs}
-        arguments.pop("render_mode", None)  # for `VmasGame`
+        arguments.pop("render_mode", None)  # training leaves it out
         with self._drawing(), catch_warnings(record=True) as warned:
             simplefilter("always")
-            self.env = vmas.make_env(scenario, num_copies, device="cpu", terminated_truncated=True, **arguments)
+            source = env_id.removeprefix(PREFIX) if scenario.own is None else scenario.own()
+            self.env = vmas.make_env(source, num_copies, device="cpu", terminated_truncated=True, **arguments)
         for each in warned:
             if "not used by the scenario" in str(each.message):
                 raise SettingError(f"env.kwargs of {env_id}: the scenario does not take {', '.join(unused(str(each.message), kwargs))}")
             warn_explicit(each.message, each.category, each.filename, each.lineno)
+        self.name, self.scenario, self.kwargs = env_id, scenario, kwargs
         self.names: list[str] = [agent.name for agent in self.env.agents]
         self.observation_spaces = [as_gymnasium(space) for space in self.env.observation_space]
         self.action_spaces = [as_gymnasium(space) for space in self.env.action_space]
+        self.chosen = [np.zeros((num_copies, *(space.shape or ())), space.dtype) for space in self.action_spaces]
+        """Actions of the next step, for each agent `[E, ...]`, see `VmasGame.choose`."""
+        self.result: tuple[list[Tree], np.ndarray, np.ndarray, np.ndarray] | None = None
+        """Result of the step with these actions; None if it is still to come."""
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -120,6 +151,11 @@ class VmasCopies:
             obs, reward, terminated, truncated, _ = self.env.step(taken)
         return as_arrays(obs), torch.stack(reward, 1).numpy(), terminated.numpy(), truncated.numpy() & ~terminated.numpy()
 
+    def step_chosen(self) -> tuple[list[Tree], np.ndarray, np.ndarray, np.ndarray]:
+        """Step with the chosen actions, unless that was done. Return the result."""
+        self.result = self.result or self.step(self.chosen)
+        return self.result
+
     def start(self, ended: np.ndarray, restorable: bool) -> list[Tree]:
         """Start an episode in some copies `[E]`. Return all observations.
 
@@ -135,8 +171,7 @@ class VmasCopies:
             with self._drawing():
                 for e in np.flatnonzero(ended):
                     self.env.reset_at(int(e), return_observations=False)
-        with self._drawing():
-            return as_arrays(self.env.get_from_scenario(True, False, False, False)[0])
+        return self.observe()
 
     def _start_together(self, ended: np.ndarray) -> bool:
         """Start an episode in all copies, then restore those not `ended`. If more than rows changed, restore all and return False."""
@@ -147,6 +182,37 @@ class VmasCopies:
         only_rows = restore_rows(after["values"], before["values"], ~ended)
         self.set_state(after if only_rows else before)
         return only_rows
+
+    def start_with(self, copy: int, seed: int) -> None:
+        """Start an episode in a copy, from a seed of its own."""
+        with self._drawing():
+            self.env.seed(seed % 2**32)
+            self.env.reset_at(copy, return_observations=False)
+
+    def observe(self) -> list[Tree]:
+        """Return the observations."""
+        with self._drawing():
+            return as_arrays(self.env.get_from_scenario(True, False, False, False)[0])
+
+    def are_independent(self) -> bool:
+        """Return whether the episode of each of these new copies would be that of a single copy with the same seed.
+
+        In some scenarios, starting a copy draws other numbers, or changes the others too, or steps draw, for all copies together.
+        """
+        single, seen = VmasCopies(self.scenario, 1, self.kwargs), self.reset(0)
+        for seed in range(1, 9):  # what is drawn for all copies may be the same by chance
+            self.start_with(0, seed)
+            pairs = zip(tree_leaves(tuple(single.reset(seed))), tree_leaves(tuple(self.observe())), tree_leaves(tuple(seen)), strict=True)
+            if not all(np.allclose(now[:1], alone, atol=1e-5) and np.array_equal(now[1:], before[1:]) for alone, now, before in pairs):
+                return False
+        drawn = self._read_draws()
+        self.step(self.chosen)
+        return self._read_draws() == drawn
+
+    def _read_draws(self) -> tuple[object, ...]:
+        """Return the random state in a form that can be compared."""
+        torch_state, (_, keys, *rest), python_state = self.draws
+        return torch_state.tolist(), keys.tolist(), rest, python_state
 
     def get_state(self) -> State:
         """Return all tensors and numbers that VMAS holds, and the random state, as plain data."""
@@ -204,15 +270,15 @@ def entries(holder: object) -> list[tuple[Key, object]]:
     return [(key if isinstance(key, str | int) else (place,), value) for place, (key, value) in found]
 
 
-def holders(env: object) -> Iterator[tuple[str, Any]]:
-    """Yield all VMAS objects, lists and dicts in an environment, each once, with its path."""
+def holders(env: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all lists, dicts, and objects of VMAS and of the scenario's package in an environment, each once, with its path."""
+    packages = "vmas", type(env.scenario).__module__.partition(".")[0]  # empty for VMAS's own, which it loads from a file
     waiting, seen = [("", env)], {id(env)}
     for path, holder in waiting:
         if not isinstance(holder, tuple):
             yield path, holder
         for key, value in entries(holder):
-            package = type(value).__module__.partition(".")[0]  # empty for a scenario, which VMAS loads from its file
-            own = package in ("", "vmas") and hasattr(value, "__dict__") and not isinstance(value, Enum | type)
+            own = type(value).__module__.partition(".")[0] in packages and hasattr(value, "__dict__") and not isinstance(value, Enum | type)
             if (own or isinstance(value, dict | list | tuple)) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.append((f"{path}/{key}", value))
@@ -233,13 +299,16 @@ def as_gymnasium(space: Any) -> gym.Space:
 
 
 class VmasGame:
-    """One copy of a scenario as a PettingZoo `ParallelEnv`, for probing, evaluation and videos; arguments as for `VmasCopies`."""
+    """One of several copies of a scenario as a PettingZoo `ParallelEnv`, for probing, evaluation and videos.
 
-    def __init__(self, env_id: str, render_mode: str | None = None, **kwargs: object) -> None:
-        self.copies, self.render_mode = VmasCopies(env_id, 1, kwargs), render_mode
-        self.metadata = {"name": env_id, "render_modes": ["rgb_array", "human"]}
-        self.possible_agents, self.agents = self.copies.names, list(self.copies.names)
-        self.get_state, self.set_state = self.copies.get_state, self.copies.set_state
+    If there are several, `choose` must be called for each of them that plays on, and then `step`: the first call steps them all.
+    """
+
+    def __init__(self, copies: VmasCopies, index: int = 0, render_mode: str | None = None) -> None:
+        self.copies, self.index, self.render_mode = copies, index, render_mode
+        self.metadata = {"name": copies.name, "render_modes": ["rgb_array", "human"]}
+        self.possible_agents, self.agents = copies.names, list(copies.names)
+        self.get_state, self.set_state = copies.get_state, copies.set_state
 
     def observation_space(self, agent: str) -> gym.Space:
         return self.copies.observation_spaces[self.possible_agents.index(agent)]
@@ -249,24 +318,38 @@ class VmasGame:
 
     def reset(self, seed: int | None = None, options: Options = None) -> tuple[dict[str, Tree], dict[str, Info]]:
         self.agents = list(self.possible_agents)
-        return self._by_name(self.copies.reset(seed)), {agent: {} for agent in self.agents}
+        if self.copies.env.num_envs == 1:
+            obs = self.copies.reset(seed)
+        else:
+            assert seed is not None
+            self.copies.start_with(self.index, seed)
+            obs = self.copies.observe()
+        return self._by_name(obs), {agent: {} for agent in self.agents}
+
+    def choose(self, actions: Mapping[str, Tree]) -> None:
+        """Note the actions of the next step."""
+        for rows, agent in zip(self.copies.chosen, self.possible_agents, strict=True):
+            rows[self.index] = actions[agent]
+        self.copies.result = None
 
     def step(self, actions: Mapping[str, Tree]) -> StepByAgent:
-        obs, reward, terminated, truncated = self.copies.step([np.asarray(actions[agent])[None] for agent in self.possible_agents])
-        if terminated[0] or truncated[0]:
+        if self.copies.env.num_envs == 1:
+            self.choose(actions)
+        obs, reward, terminated, truncated = self.copies.step_chosen()
+        if terminated[self.index] or truncated[self.index]:
             self.agents = []
-        over, cut = (dict.fromkeys(self.possible_agents, bool(flag[0])) for flag in (terminated, truncated))
+        over, cut = (dict.fromkeys(self.possible_agents, bool(flag[self.index])) for flag in (terminated, truncated))
         infos: dict[str, Info] = {agent: {} for agent in self.possible_agents}
-        return self._by_name(obs), dict(zip(self.possible_agents, reward[0].tolist(), strict=True)), over, cut, infos
+        return self._by_name(obs), dict(zip(self.possible_agents, reward[self.index].tolist(), strict=True)), over, cut, infos
 
     def _by_name(self, obs: list[Tree]) -> dict[str, Tree]:
-        return {agent: tree_index(each, 0) for agent, each in zip(self.possible_agents, obs, strict=True)}
+        return {agent: tree_index(each, self.index) for agent, each in zip(self.possible_agents, obs, strict=True)}
 
     def state(self) -> np.ndarray:
         raise SettingError(f"{self.metadata['name']} has no state(); use critic_obs: all")
 
     def render(self) -> Tree:
-        return self.copies.env.render(mode=self.render_mode or "rgb_array")
+        return self.copies.env.render(mode=self.render_mode or "rgb_array", env_index=self.index)
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
