@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import compress
 from typing import Protocol
 
 import numpy as np
@@ -56,8 +57,7 @@ class CompiledLoss:
 
     Args:
         loss: the method, which returns a scalar or a tuple that begins with one.
-        optimizer: of the parameters to differentiate for; the gradient is zero for parameters that the loss does not use. No input tensor
-            may require a gradient.
+        optimizer: of the parameters to differentiate for. No input tensor may require a gradient.
         scaler: for 16-bit precision; its scale multiplies the loss before differentiation. A disabled one does nothing.
         say: prints that a loss cannot be compiled and runs uncompiled; None: raise an error instead.
     """
@@ -75,19 +75,20 @@ class CompiledLoss:
 
     def _begin(self) -> None:
         """Prepare to compile for the optimizer's current parameters."""
-        self.num_groups, self.parameters = len(self.optimizer.param_groups), parameters_of(self.optimizer)
+        self.parameters = parameters_of(self.optimizer)
         loss, parameters = self.loss, self.parameters
 
-        def compute(scale: Tensor | None, *batch: Tree, **named: Tree) -> tuple[Tensor, Tensor, tuple[Tree, ...]]:
+        def compute(scale: Tensor | None, *batch: Tree, **named: Tree) -> tuple[Tensor, Tensor, list[bool], tuple[Tree, ...]]:
             returned = loss(*batch, **named)
             value, *others = returned if isinstance(returned, tuple) else (returned,)
-            gradients = torch.autograd.grad(value if scale is None else value * scale, parameters, materialize_grads=True)
+            gradients = torch.autograd.grad(value if scale is None else value * scale, parameters, allow_unused=True)
+            used = [gradient is not None for gradient in gradients]
             rest = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tuple(others))
-            return value.detach(), torch.cat([each.flatten() for each in gradients]), rest
+            return value.detach(), torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]), used, rest
 
         self.graphs = bool(parameters) and parameters[0].is_cuda
         mode = "reduce-overhead" if self.graphs else None
-        self.compute: Callable[..., tuple[Tensor, Tensor, tuple[Tree, ...]]] | None = torch.compile(
+        self.compute: Callable[..., tuple[Tensor, Tensor, list[bool], tuple[Tree, ...]]] | None = torch.compile(
             compute, fullgraph=True, dynamic=False, mode=mode
         )
 
@@ -95,13 +96,13 @@ class CompiledLoss:
         """Compute the loss. Raises `SettingError`: it cannot be compiled."""
         if self.compute is None or not torch.is_grad_enabled():
             return self.loss(*batch, **named)
-        if len(self.optimizer.param_groups) != self.num_groups:
+        if list(map(id, parameters_of(self.optimizer))) != list(map(id, self.parameters)):  # one was added or frozen
             self._begin()
         device = self.parameters[0].device if self.graphs else None
         scale = torch.full((), self.scaler.get_scale(), device=device) if self.scaler.is_enabled() else None
         try:
             to_input = partial(as_input, device=device)
-            value, gradient, rest = self.compute(scale, *tree_map(to_input, batch), **tree_map(to_input, named))
+            value, gradient, used, rest = self.compute(scale, *tree_map(to_input, batch), **tree_map(to_input, named))
         except (TorchDynamoException, FailOnRecompileLimitHit, GraphOutsideError) as error:
             line = f"{self.name} cannot be compiled: {why(error)}"
             if self.say is None:
@@ -111,7 +112,7 @@ class CompiledLoss:
             return self.loss(*batch, **named)
         if self.graphs:  # the next call overwrites the outputs of this one
             value, gradient, rest = copy_all((value, gradient, rest))
-        value = with_gradient(value, gradient, self.parameters, self.optimizer, scale)
+        value = with_gradient(value, gradient if scale is None else gradient / scale, list(compress(self.parameters, used)))
         return (value, *rest) if rest else value
 
 

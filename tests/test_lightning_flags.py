@@ -214,10 +214,10 @@ def test_what_lightning_and_a_subclass_log_stands_over_environment_steps(tmp_pat
     ).fit(model)
     with open(f"{logger.log_dir}/metrics.csv") as file:
         rows = list(csv.DictReader(file))
-    steps = {name: [int(row["step"]) for row in rows if row.get(name)] for name in ("mine", "train/loss", "lr-FlatAdam")}
+    steps = {name: [int(row["step"]) for row in rows if row.get(name)] for name in ("mine", "train/loss", "lr-ScheduledAdam")}
     assert steps["mine"] == [16, 32, 48, 64, 80, 96]
     assert steps["train/loss"] == steps["mine"]
-    assert steps["lr-FlatAdam"] == [0, 17, 33, 49, 65, 81]  # where an iteration begins
+    assert steps["lr-ScheduledAdam"] == [0, 17, 33, 49, 65, 81]  # where an iteration begins
 
 
 def test_lightnings_command_line_keeps_its_config_next_to_that_of_the_run(tmp_path):

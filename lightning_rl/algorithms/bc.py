@@ -14,7 +14,7 @@ from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.losses.policy_gradient import mean, scaled
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.spaces import short
 from lightning_rl.training.arguments import Range, as_integer
@@ -86,7 +86,7 @@ class Imitation(NoRewardFields, Algorithm):
         return loss, {"loss": loss, **metrics}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatAdam(self.network))
+        return self.with_side_learners(ScheduledAdam(self.network))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -16,7 +16,7 @@ from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.q_network import QNetwork, make_return_head
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
 from lightning_rl.training.settings import ExplorationFields, ReplayFields
@@ -113,4 +113,4 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
         return mean(loss, batch.weight), error.mean(-1), {"q_value": batch.mean(returns.mean(z.detach()).sum(-1))}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatAdam(self.network, self.adam_eps))
+        return self.with_side_learners(ScheduledAdam(self.network, self.adam_eps))

@@ -11,7 +11,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import RolloutDataset, check_n_steps, in_sequences, in_time
 from lightning_rl.errors import SettingError, as_settings
 from lightning_rl.losses import policy_gradient as losses
-from lightning_rl.optimization import FlatAdam, FlatRMSprop
+from lightning_rl.optimization import ScheduledAdam, ScheduledRMSprop
 from lightning_rl.returns import explained_variance, vtrace
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
@@ -125,5 +125,5 @@ class IMPALA(ActorCriticFields, Algorithm):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         if self.use_rms_prop:
-            return self.with_side_learners(FlatRMSprop(self.network, eps=self.rms_prop_eps))
-        return self.with_side_learners(FlatAdam(self.network, eps=1e-5))
+            return self.with_side_learners(ScheduledRMSprop(self.network, eps=self.rms_prop_eps))
+        return self.with_side_learners(ScheduledAdam(self.network, eps=1e-5))

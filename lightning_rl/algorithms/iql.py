@@ -12,7 +12,7 @@ from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean, policy_gradient
 from lightning_rl.networks.off_policy import Actor, Critic
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.training.arguments import Range
 from lightning_rl.training.offline import OfflineFields
 from lightning_rl.training.settings import CriticFields, ensemble_settings
@@ -92,4 +92,4 @@ class IQL(CriticFields, OfflineFields, Algorithm):
         return mean(policy_gradient(log_prob, losses.advantage_weight(advantage, self.beta, self.max_weight)), batch.weight)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatAdam(self.value), FlatAdam(self.critic), FlatAdam(self.network))
+        return self.with_side_learners(ScheduledAdam(self.value), ScheduledAdam(self.critic), ScheduledAdam(self.network))

@@ -21,7 +21,7 @@ from lightning_rl.data.rollout import check_n_steps
 from lightning_rl.errors import SettingError
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.group_critic import GroupActorCritic
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
@@ -167,4 +167,4 @@ class POCA(ActorCriticFields, Algorithm):
         return losses.clipped_value_loss(z, old_value, returns, clip_range_vf)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatAdam(self.network, eps=1e-5))
+        return self.with_side_learners(ScheduledAdam(self.network, eps=1e-5))

@@ -12,7 +12,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import Batch, RolloutDataset, check_minibatches, check_n_steps, make_batch, minibatches
 from lightning_rl.errors import SettingError
 from lightning_rl.losses import policy_gradient as losses
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
@@ -118,4 +118,4 @@ class PPO(ActorCriticFields, Algorithm):
         return loss, metrics
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatAdam(self.network, eps=1e-5))
+        return self.with_side_learners(ScheduledAdam(self.network, eps=1e-5))

@@ -14,7 +14,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.q_network import MaxQNetwork
-from lightning_rl.optimization import FlatRAdam
+from lightning_rl.optimization import ScheduledRAdam
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
 from lightning_rl.training.settings import ExplorationFields
@@ -91,4 +91,4 @@ class PQN(ExplorationFields, Algorithm):
         return loss, {"q_value": mean(q.detach().sum(-1), minibatch.weight)}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatRAdam(self.network))
+        return self.with_side_learners(ScheduledRAdam(self.network))

@@ -16,7 +16,7 @@ from lightning_rl.distributions import SoftActions, SoftSample
 from lightning_rl.errors import SettingError
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.off_policy import Actor, Critic, Temperature, entropy_targets
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.spaces import short
 from lightning_rl.training.arguments import Range
 from lightning_rl.training.settings import CriticFields, ReplayFields, StateDependentFields, actor_settings, ensemble_settings
@@ -170,7 +170,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critics = nn.ModuleList([self.critic] if self.value is None else [self.critic, self.value])
-        optimizers = [FlatAdam(network, beta1=self.adam_beta1) for network in (critics, self.network)]
+        optimizers = [ScheduledAdam(network, beta1=self.adam_beta1) for network in (critics, self.network)]
         if self.temperature.learned:
-            optimizers.append(FlatAdam(self.temperature))  # β₁ = 0.9 in CrossQ's code, too
+            optimizers.append(ScheduledAdam(self.temperature))  # β₁ = 0.9 in CrossQ's code, too
         return self.with_side_learners(*optimizers)

@@ -15,7 +15,7 @@ from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.distributions import NoisyAction, check_box_actions
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.off_policy import Actor, Critic
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
 from lightning_rl.training.settings import CriticFields, ReplayFields, ensemble_settings
@@ -99,4 +99,4 @@ class TD3(CriticFields, ReplayFields, Algorithm):
         return -mean(first.sum(-1), batch.weight)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(FlatAdam(self.critic), FlatAdam(self.network))
+        return self.with_side_learners(ScheduledAdam(self.critic), ScheduledAdam(self.network))

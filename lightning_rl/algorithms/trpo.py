@@ -14,7 +14,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import Batch, RolloutDataset, check_minibatches, check_n_steps, make_batch, minibatches, normalize
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.losses import policy_gradient as losses
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
@@ -146,7 +146,7 @@ class TRPO(ActorCriticFields, Algorithm):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         critic = nn.ModuleList([self.network.critic_encoder, self.network.critic_memory, self.network.critic])
-        return self.with_side_learners(FlatAdam(critic, eps=1e-5))
+        return self.with_side_learners(ScheduledAdam(critic, eps=1e-5))
 
 
 def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, steps: int) -> Tensor:

@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.errors import check_flag, check_range
 from lightning_rl.networks.normalization import RunningMeanStd, make_normalizer
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.returns import discounted_sum
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Rollout, State
@@ -84,7 +84,7 @@ class LearnedSignal(RewardSignal):
 
     def configure_optimizer(self) -> Optimizer:
         """Return the optimizer of its networks."""
-        return FlatAdam(self)
+        return ScheduledAdam(self)
 
 
 class ReturnScale(nn.Module):

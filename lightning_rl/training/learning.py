@@ -28,7 +28,7 @@ from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.networks.memory import Memory
 from lightning_rl.networks.normalization import NoNormalizer
-from lightning_rl.optimization import FlatOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
+from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.schedules import Schedule
 from lightning_rl.training.experience import Metric, Number
@@ -151,11 +151,11 @@ class LearningRun(Run):
     def with_side_learners(self, *optimizers: Optimizer) -> list[Optimizer]:
         """Return the optimizers of an algorithm, followed by those of its side learners.
 
-        A `FlatOptimizer` has no own learning rate: it follows `learning_rate`, or a scheduler that starts from it.
+        A `ScheduledOptimizer` has no own learning rate: it follows `learning_rate`, or a scheduler that starts from it.
         """
         self.num_optimizers = len(optimizers)
         for optimizer in optimizers:
-            if isinstance(optimizer, FlatOptimizer):
+            if isinstance(optimizer, ScheduledOptimizer):
                 optimizer.param_groups[0]["lr"] = self.learning_rate
         return [*optimizers, *(each for learner in self.side_learners for each in learner.optimizers(self, list(optimizers)))]
 
@@ -305,7 +305,7 @@ class LearningRun(Run):
             setattr(self, name, schedule(progress))
         theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler sets their rates
         for optimizer in self.own_optimizers:
-            if isinstance(optimizer, FlatOptimizer) and optimizer not in theirs:
+            if isinstance(optimizer, ScheduledOptimizer) and optimizer not in theirs:
                 for group in optimizer.param_groups:
                     group["lr"] = self.learning_rate
 

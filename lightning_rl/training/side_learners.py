@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
 from lightning_rl.data.dataset import ReplayDataset, SampledDataset
 from lightning_rl.data.demonstrations import EpisodeRows
@@ -18,7 +18,7 @@ from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.errors import SettingError, as_settings, check_range
 from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean
-from lightning_rl.optimization import parameters_in
+from lightning_rl.optimization import ScheduledAdam, parameters_in
 from lightning_rl.rewards.signal import LearnedSignal, RewardSignal
 from lightning_rl.training.experience import Learner, demonstrated_rows, demonstration_draws, show_demonstrations
 from lightning_rl.types import Experience, State, Tree
@@ -233,7 +233,7 @@ class Cloning(SideLearner):
         self.config = config
 
     def optimizers(self, algorithm: Learner, own: list[Optimizer]) -> list[Optimizer]:
-        self.optimizer = Adam(parameters_in(own, algorithm.network))
+        self.optimizer = ScheduledAdam(parameters_in(own, algorithm.network))
         return [self.optimizer]
 
     def begin(self, algorithm: Learner) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_rl import ARS, EvolutionStrategies, SettingError
-from lightning_rl.optimization import FlatSGD
+from lightning_rl.optimization import ScheduledSGD
 from tests.fitting import fit, tiny, weights
 
 SAME = {
@@ -35,7 +35,7 @@ def test_a_momentum_of_one_which_moves_nothing_is_refused():
 def test_a_linear_policy_begins_with_zeros_and_plain_gradient_descent():
     model = tiny(ARS, net_arch=[])
     assert (model.network.actor[-1].weight == 0).all()
-    assert type(model.configure_optimizers()[0]) is FlatSGD
+    assert type(model.configure_optimizers()[0]) is ScheduledSGD
 
 
 def test_the_length_of_the_first_step_from_zeros_is_that_of_the_weights_after_it():

@@ -9,7 +9,7 @@ from pytorch_lightning.cli import LightningCLI
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
 from lightning_rl import DQN, LSTM, PPO, SAC, TD3, EvaluationConfig, RolloutEvaluator, SettingError, Trainer
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from tests.fitting import ALL, Rows, fit, tiny, twins_slow, weights
 
 # ---------------------------------------------------------------- its end
@@ -192,7 +192,7 @@ class WithoutAScheduler(PPO):
 
 class FollowingOurs(PPO):
     def configure_optimizers(self):
-        return self.with_side_learners(FlatAdam(self.network))
+        return self.with_side_learners(ScheduledAdam(self.network))
 
 
 FALLING = {"learning_rate": {"schedule": "linear", "start": 6e-3}}

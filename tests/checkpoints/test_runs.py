@@ -12,7 +12,7 @@ from torch.optim import Adam, RMSprop
 
 from lightning_rl import A2C, DQN, LSTM, PPO, SAC, TD3, SettingError, Trainer
 from lightning_rl.checkpoints.validation import check_optimizer
-from lightning_rl.optimization import FlatAdam
+from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.training.loading import check_fits
 from tests.command_line import run
 from tests.fitting import fit, tiny
@@ -127,13 +127,14 @@ def test_a_checkpoint_has_as_many_optimizers_as_the_model(refusals, contents):
 
 def test_adam_itself_takes_no_state_of_another_shape():
     network = torch.nn.Linear(3, 2)
-    optimizer = FlatAdam(network)
+    optimizer = ScheduledAdam(network)
+    network(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     good = optimizer.state_dict()
-    FlatAdam(network).load_state_dict(copy.deepcopy(good))
+    ScheduledAdam(network).load_state_dict(copy.deepcopy(good))
     for name, bad in itertools.product(("exp_avg", "exp_avg_sq"), BAD_VECTORS.values()):
         with pytest.raises(SettingError):
-            FlatAdam(network).load_state_dict(replaced(good, ("state", 0, name), bad(good["state"][0][name])))
+            ScheduledAdam(network).load_state_dict(replaced(good, ("state", 0, name), bad(good["state"][0][name])))
 
 
 def test_every_state_of_torchs_optimizers_is_checked():

@@ -17,7 +17,6 @@ from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import GRUMemory
 from lightning_rl.networks.mlp import mlp
 from lightning_rl.networks.normalization import ObservationNormalizer
-from lightning_rl.optimization import FlatAdam
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_leaves
 
@@ -109,7 +108,6 @@ def perceptron(activation="tanh"):
 def test_an_iteration_begins_with_the_weights_as_they_are_moved_or_exchanged():
     network, obs = network_for(Discrete(2)), observations()
     actor = make_actor(network, obs, Generator().manual_seed(1))
-    FlatAdam(network)
     with torch.no_grad():
         network.actor[-1] = nn.Linear(network.actor[-1].in_features, 2)
         network.actor[-1].weight.zero_()

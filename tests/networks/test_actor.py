@@ -11,7 +11,7 @@ from torch import Generator, nn
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import NumpyActor, TorchActor, make_actor
 from lightning_rl.networks.off_policy import Actor
-from lightning_rl.optimization import FlatParameters, gradient_step
+from lightning_rl.optimization import gradient_step
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import tree_leaves
 
@@ -149,7 +149,7 @@ def test_networks_that_numpy_does_not_support_act_in_torch(network, space):
 @pytest.mark.parametrize("action_dist", HEADS)
 def test_an_optimizers_steps_are_seen_by_an_actor_made_before(action_dist):
     network, obs = actor_for(action_dist=action_dist), observations(1, N).repeat(2, 1, 1)
-    optimizer = torch.optim.Adam([FlatParameters(network)], 0.05, fused=True)
+    optimizer = torch.optim.Adam(network.parameters(), 0.05, fused=True)
     actor = make_actor(network, obs.numpy(), seeded())
     actor.act(0, (), np.zeros(N, bool))
     for _ in range(5):

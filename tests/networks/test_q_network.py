@@ -14,7 +14,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import NumpyActor, TorchActor, make_actor
 from lightning_rl.networks.mlp import NoisyLinear
 from lightning_rl.networks.q_network import CategoricalReturn, QNetwork, QuantileReturn, ScalarReturn
-from lightning_rl.optimization import FlatParameters, gradient_step
+from lightning_rl.optimization import gradient_step
 from lightning_rl.spaces import Spaces
 
 VECTOR = Box(-np.inf, np.inf, (5,))
@@ -183,7 +183,7 @@ def test_other_networks_act_in_torch(settings):
 
 def test_steps_on_the_vector_of_all_parameters_are_seen_by_an_actor_made_before():
     net, obs = network(net_arch=(8,)), observations(1, N)
-    optimizer = torch.optim.SGD([FlatParameters(net)], 1.0)
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
     actor = make_actor(net, obs.repeat(2, 1, 1).numpy(), seeded())
     assert isinstance(actor, NumpyActor)
     before = actor.act(0, (), np.zeros(N, bool))[0]
