@@ -15,6 +15,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
+from lightning_rl.networks.memory import as_memory
 from lightning_rl.networks.q_network import QNetwork, make_return_head
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.schedules import ScheduleSetting
@@ -41,8 +42,8 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
     """Clip gradients to this Euclidean norm; null: no clipping."""
     activation: str = "relu"
     """Activation of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
-    batch_size: Annotated[int, Range(1)] = 32
-    """Rows of a batch; with a memory, a multiple of its sequence_length."""
+    batch_size: Annotated[int, Range(1)] | None = None  # type: ignore[assignment]  # an integer once it is built
+    """Rows of a batch; null: 32, with a memory 8 of its sequences. With a memory, a multiple of its sequence_length."""
     train_freq: Annotated[int, Range(1)] = 4
     """Environment steps, counted over all environments, between updates."""
     tau: float = 1.0
@@ -72,6 +73,9 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
     behavioral_cloning: None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.batch_size is None:
+            memory = as_memory(self.memory)
+            self.batch_size = 32 if memory is None else 8 * memory.sequence_length
         super().__post_init__()
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         self.transform = make_value_transform(self.value_transform)

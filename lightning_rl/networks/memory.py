@@ -68,18 +68,22 @@ class GRU(Memory):
         return GRUMemory(self.memory_size, num_inputs, num_goal_features, self.sequence_length, self.burn_in)
 
 
-def as_memory(setting: Memory | Mapping[str, object] | None) -> Memory | None:
-    """Return the memory of a setting; in files, a mapping with class_path and init_args that names LSTM, GRU or an imported class.
+def as_memory(setting: Memory | type[Memory] | str | Mapping[str, object] | None) -> Memory | None:
+    """Return the memory of a setting: a memory, its class or name, or a mapping with class_path and init_args, as files contain it.
 
-    Raises `SettingError`: the setting is anything else.
+    A name is LSTM, GRU or the name or path of an imported class. Raises `SettingError`: the setting is anything else.
     """
     if setting is None or isinstance(setting, Memory):
         return setting
+    if isinstance(setting, str):
+        setting = {"class_path": setting}
+    elif isinstance(setting, type) and issubclass(setting, Memory):
+        return setting()
     if not isinstance(setting, Mapping) or not {"class_path"} <= setting.keys() <= {"class_path", "init_args"}:
-        raise SettingError(f"memory must be lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got {setting!r}")
+        raise SettingError(f"memory must be LSTM, GRU, lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got {setting!r}")
     known, name = {cls.__name__: cls for cls in _subclasses(Memory)}, str(setting["class_path"]).rpartition(".")[2]
     if name not in known:
-        raise SettingError(f"memory.class_path {name!r} is not a memory{nearest(name, known)}")
+        raise SettingError(f"memory {name!r} is not a memory{nearest(name, known)}")
     try:
         return known[name](**(setting.get("init_args") or {}))  # type: ignore[arg-type]
     except TypeError as error:

@@ -88,7 +88,8 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
         ("PPO('CartPole-v1', policy_kwargs={})", "policy_kwargs is not a setting of PPO; here it is net_arch, activation and encoder"),
         ("PPO('CartPole-v1', net_arch={'pi': [64]})", "net_arch must be a list of integers such as [64, 64], got {'pi': [64]}"),
         ("PPO('CartPole-v1', net_arch=64)", "net_arch must be a list of integers such as [64, 64], got 64"),
-        ("PPO('CartPole-v1', memory='LSTM')", "memory must be lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got 'LSTM'"),
+        ("PPO('CartPole-v1', memory='LTSM')", "memory 'LTSM' is not a memory; did you mean LSTM?"),
+        ("PPO('CartPole-v1', memory=64)", "memory must be LSTM, GRU, lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got 64"),
         ("PPO('CartPole-v1', evaluation=None)", "evaluation is not a setting of PPO; here it is lrl.Trainer(evaluation=…)"),
         ("Trainer(evaluation=False)", "evaluation must be EvaluationConfig(…) or a mapping of its settings, got False; use None for none"),
         ("Trainer(checkpoint={'kep': 1})", "checkpoint.kep is not a setting; did you mean keep?"),
@@ -218,3 +219,16 @@ def test_numbers_as_keys_arrays_and_paths_are_stored_as_what_they_say():
     found = plain({"table": table, "goal": np.arange(2), "file": Path("a/b.xml"), "made": object()})
     assert found == {"table": {0: 1.0, 3: 2.0, "0.5": 3.0, "b": 2.0}, "goal": [0, 1], "file": "a/b.xml", "made": None}
     assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+@pytest.mark.parametrize("memory", ["GRU", lrl.GRU, "lightning_rl.GRU", {"class_path": "GRU"}])
+def test_a_memory_may_be_named_by_its_class_or_its_name(memory):
+    model, expected = (lrl.PPO("CartPole-v1", memory=each) for each in (memory, lrl.GRU()))
+    assert type(model.memory) is lrl.GRU and model.hparams == expected.hparams
+
+
+def test_dqn_draws_32_rows_or_with_a_memory_8_of_its_sequences():
+    assert lrl.DQN("CartPole-v1").batch_size == 32
+    model = lrl.DQN("CartPole-v1", memory=lrl.LSTM(16, sequence_length=20))
+    assert model.batch_size == 8 * 20 and model.hparams.batch_size is None
+    assert lrl.DQN("CartPole-v1", memory="LSTM", batch_size=64).batch_size == 64
