@@ -178,7 +178,7 @@ class Batch(NamedTuple):
 
     log_prob: `[B, D]`, of the policy that acted, part by part.  value, returns: `[B, S]`.  advantage: `[B]`, summed over S.
     weight: `[B]`, equal for all rows that are experience, 0 for the others; sums to 1 over a minibatch.
-    next_obs, terminated: for reward signals; empty if no signal needs them.
+    next_obs, terminated: empty unless a reward signal or the algorithm's `needs_next_obs` asks for them.
     episode_start: `[L, B / L]`.  memory: the policy's memory before the first row of each sequence, `[B / L, ...]` tree.
     """
 

@@ -74,6 +74,7 @@ class Learner(Protocol):
     generator: Generator
     noise: Generator
     trainer: pl.Trainer
+    needs_next_obs: bool
 
     @property
     def env(self) -> EnvSource | None: ...
@@ -295,8 +296,8 @@ def check_can_be_built(env: EnvSource | None, here: bool = False) -> None:
 
 
 def sees_next(algorithm: Learner) -> bool:
-    """Return whether a reward signal needs next observations."""
-    return any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
+    """Return whether a loss or a reward signal needs next observations."""
+    return algorithm.needs_next_obs or any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
 
 
 def seed_draws(algorithm: Learner) -> int:

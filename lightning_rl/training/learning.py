@@ -78,6 +78,8 @@ class LearningRun(Run):
     """The arguments that it was made with."""
     generator: Generator
     """This rank's random generator for learning, on the CPU."""
+    needs_next_obs = False
+    """Whether on-policy batches have `next_obs` and `terminated` for a loss; else they have them only if a reward signal needs them."""
     min_optimizers = 1
     """Number of optimizers that the updates need."""
     optimizer_numbers = slice(None)
