@@ -23,6 +23,7 @@ from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.envs.wrapper_effects import check_saved_statistics
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
+from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
@@ -46,7 +47,7 @@ class Policy:
         self.given, self.hidden = spaces, getattr(network, "critic_obs", [])
         self.spaces = without_hidden(spaces, self.hidden)
         visible = VisiblePolicy(network, spaces.observation, self.hidden) if self.hidden else network
-        self.network: PolicyNetwork | VisiblePolicy = visible.eval()
+        self.network: PolicyNetwork | VisiblePolicy = visible
         self.device = next(network.parameters()).device
         self.generator = Generator(self.device).manual_seed(seed)
 
@@ -95,9 +96,10 @@ class Policy:
             masks = Masks(self.spaces.action, "observation {}")
             read = masks.batch(action_mask, num) if batched else masks.one((), {MASK: action_mask})[1][None]
             mask = tree_to_torch(read, self.device)
-        action, memory = self.network.sample(
-            tree_to_torch(rows, self.device), memory, start, mask, deterministic=deterministic, generator=self.generator
-        )
+        with eval_mode(self.network):
+            action, memory = self.network.sample(
+                tree_to_torch(rows, self.device), memory, start, mask, deterministic=deterministic, generator=self.generator
+            )
         env_action = self.network.distribution.to_env(tree_to_numpy(action))
         return (env_action if batched else tree_index(env_action, 0)), memory
 
@@ -131,7 +133,7 @@ def load_policy(
     if env is None and isinstance(algorithm.env, EnvConfig):
         check_saved_statistics(algorithm.env.wrappers)
     network = deepcopy(algorithm.network) if isinstance(source, Run) else algorithm.network
-    return Policy(network.to(map_location), algorithm.spaces)
+    return Policy(network.to(map_location).eval(), algorithm.spaces)
 
 
 def load_run(path: str | Path, map_location: str | torch.device = "cpu", env: Env | None = None) -> Run:

@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 
 import gymnasium as gym
@@ -20,7 +21,6 @@ from lightning_rl import A2C, PPO, SAC, CheckpointConfig, EvaluationConfig, Roll
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
-from lightning_rl.training import state
 from lightning_rl.training.run_folder import read_seed
 from tests.command_line import MODULE
 from tests.environments import Endless
@@ -149,8 +149,7 @@ def test_a_runs_folder_continues_from_its_last_checkpoint_in_a_new_folder(fit):
     assert (trainer.run_folder.name, trainer.global_step) == ("version_1", 8)
 
 
-def test_two_runs_of_an_unseeded_program_differ_and_a_seed_of_torch_repeats_one(folder, monkeypatch):
-    monkeypatch.setattr(state, "last_drawn_seed", torch.initial_seed())  # as in a new program
+def test_two_runs_of_an_unseeded_program_differ_and_a_seed_of_torch_repeats_one(folder):
 
     def learn(seed=None):
         if seed is not None:
@@ -164,6 +163,20 @@ def test_two_runs_of_an_unseeded_program_differ_and_a_seed_of_torch_repeats_one(
 
     assert not torch.equal(learn(), learn())
     assert torch.equal(learn(3), learn(3))
+
+
+@pytest.mark.thorough
+def test_a_seed_of_torch_counts_also_before_the_package_is_used_for_the_first_time(folder):
+    learning = (
+        "torch.manual_seed(1); model = lrl.PPO('CartPole-v1', n_steps=8, batch_size=64, max_env_steps=64, net_arch=[8]); "
+        "lrl.Trainer(accelerator='cpu', enable_progress_bar=False, evaluation=None, checkpoint=None, logger=False).fit(model); "
+        "print('sum', sum(each.double().sum().item() for each in model.network.parameters()))"
+    )
+    program = f"import torch, lightning_rl as lrl\nfor _ in range(2):\n    {learning}"
+    unseeded = {name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"}
+    out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=unseeded).stdout
+    first, second = [line for line in out.splitlines() if line.startswith("sum")]
+    assert first == second
 
 
 def test_a_continued_run_keeps_the_seed_that_it_began_with(fit):
@@ -203,8 +216,7 @@ def test_a_config_above_a_foreign_checkpoint_does_not_belong_to_its_run(tmp_path
     assert read_seed(tmp_path / "checkpoints" / "last.ckpt", 1) == 1
 
 
-def test_unseeded_runs_after_a_continued_one_differ(folder, monkeypatch):
-    monkeypatch.setattr(state, "last_drawn_seed", torch.initial_seed())  # as in a new program
+def test_unseeded_runs_after_a_continued_one_differ(folder):
     make = lambda steps: PPO("CartPole-v1", n_steps=8, batch_size=64, max_env_steps=steps, net_arch=[8])  # noqa: E731
     trainer = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None)
     trainer.fit(make(64))

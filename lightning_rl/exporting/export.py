@@ -96,7 +96,7 @@ def export_policy(
 
 def write_checked(path: Path, format: str, algorithm: LearningRun, env: object, source: Plain) -> None:
     """Write a file and its description if the file does what the policy does; `env`: that of the algorithm's run."""
-    policy, kind = Policy(algorithm.network, algorithm.spaces), FORMATS[format]
+    policy, kind = Policy(algorithm.network.eval(), algorithm.spaces), FORMATS[format]
     with one_line_errors(f"this policy cannot be written as {format}"):
         graph = PolicyGraph(policy.network, policy.spaces)
         description = describe(algorithm, graph, env, format, source)

@@ -65,27 +65,37 @@ def random_state() -> State:
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-last_drawn_seed = torch.initial_seed()
-"""The last seed that `draw_seed` set, at first torch's initial seed; another one was set by the user."""
-draws = np.random.SeedSequence(last_drawn_seed)
+run_seeds: set[int] = set()
+"""Seeds of torch that runs of this process have set; any other one is the user's or torch's own."""
 
 
 def draw_seed() -> None:
-    """Seed torch again unless the user seeded it or Lightning: otherwise the program's next run would repeat this one's episodes."""
-    global last_drawn_seed
-    if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() == last_drawn_seed:
-        last_drawn_seed = int(draws.spawn(1)[0].generate_state(1)[0])
-        torch.manual_seed(last_drawn_seed)
+    """Seed torch for a new run by its current seed, unless Lightning has seeded it.
+
+    Runs that begin from the same seed of the user are equal. Without one, each run gets another seed: torch's initial one is random, and
+    the program's next run must not repeat this one's episodes.
+    """
+    if "PL_GLOBAL_SEED" in os.environ:
+        return
+    current = torch.initial_seed()
+    seed = next_seed(current)
+    while current in run_seeds and seed in run_seeds:
+        seed = next_seed(seed)
+    run_seeds.add(seed)
+    torch.manual_seed(seed)
+
+
+def next_seed(seed: int) -> int:
+    """Return the seed that follows another one."""
+    return int(np.random.SeedSequence(seed).generate_state(1)[0])
 
 
 def set_random_state(state: State) -> None:
     """Restore the state from `random_state`, except for generators of GPUs that do not exist here."""
-    global last_drawn_seed
-    is_drawn = torch.initial_seed() == last_drawn_seed
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(torch.from_numpy(state["torch"]))
-    last_drawn_seed = torch.initial_seed() if is_drawn else last_drawn_seed
+    run_seeds.add(torch.initial_seed())
     for device, words in list(enumerate(state["cuda"]))[: torch.cuda.device_count()]:
         torch.cuda.set_rng_state(torch.from_numpy(words), device)

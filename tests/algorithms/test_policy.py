@@ -296,3 +296,11 @@ class Blank(gym.Env):
 
     def step(self, action):
         return self.reset()[0], 0.0, False, False, {}
+
+
+def test_a_policy_of_a_learner_leaves_its_mode_and_acts_without_dropout():
+    model = lrl.PPO("CartPole-v1")
+    model.network.actor.append(torch.nn.Dropout(0.9))
+    policy = lrl.Policy(model.network, model.spaces)
+    actions = {int(policy.act(np.full(4, 0.1, np.float32))[0]) for _ in range(50)}
+    assert len(actions) == 1 and all(part.training for part in model.network.modules())
