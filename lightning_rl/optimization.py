@@ -1,6 +1,7 @@
 """Gradient steps: torch's optimizers with the scheduled learning rate, and the step from a loss to new weights."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,15 @@ class ScheduledSGD(ScheduledOptimizer, torch.optim.SGD):
         super().__init__(parameters, momentum=momentum, dampening=momentum, foreach=True)
         for parameter in parameters:  # otherwise torch starts with the first gradient, which is 1/(1 − μ) times too long
             self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def __getattr__(name: str) -> type[ScheduledOptimizer]:
+    """Return an optimizer by its name in version 0.1.0, such as `FlatAdam`, with one line that gives today's."""
+    today = name.replace("Flat", "Scheduled", 1)
+    if not name.startswith("Flat") or not isinstance(found := globals().get(today), type):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{name} is now {today}; import that from {__name__}", FutureWarning, stacklevel=2)
+    return found
 
 
 def parameters_to_learn(module: nn.Module | Iterable[Tensor]) -> list[Tensor]:

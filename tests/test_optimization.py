@@ -11,6 +11,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from lightning_rl import optimization
 from lightning_rl.errors import SettingError
 from lightning_rl.optimization import (
     ScheduledAdam,
@@ -281,3 +282,12 @@ def test_adam_takes_another_group():
     for _ in range(3):
         gradient_step(net.weight.sum() + more.sum(), optimizer, OFF, 1e9, 1)
     assert more.item() == pytest.approx(0.7, abs=1e-4)
+
+
+def test_a_name_of_an_earlier_version_is_todays_optimizer_and_one_line_says_so():
+    with pytest.warns(FutureWarning, match=r"^FlatRMSprop is now ScheduledRMSprop; import that from lightning_rl.optimization$"):
+        from lightning_rl.optimization import FlatRMSprop
+    assert FlatRMSprop is optimization.ScheduledRMSprop
+    for unknown in ("FlatParameters", "FlatLBFGS", "Adam"):
+        with pytest.raises(AttributeError, match=unknown):
+            getattr(optimization, unknown)

@@ -349,7 +349,7 @@ def test_the_file_of_metrics_has_the_row_that_another_logger_refuses(fit, folder
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")  # after the step is when we mean
 def test_lightnings_model_checkpoint_follows_the_evaluations(fit, folder):
     best = pl.callbacks.ModelCheckpoint(folder / "theirs", monitor="eval/mean_reward", mode="max", every_n_train_steps=1)
-    trainer = fit(env=tiny(PPO, "CartPole-v1", learning_rate=0.3), callbacks=[best])
+    trainer = fit(env=tiny(PPO, "CartPole-v1", learning_rate=0.1), callbacks=[best])
     means = [float(row["eval/mean_reward"]) for row in read_rows(trainer.run_folder / "metrics.csv") if row["eval/mean_reward"]]
     assert float(best.best_model_score) == pytest.approx(max(means)) and len(set(means)) > 1
     env_steps = torch.load(best.best_model_path, weights_only=True)["lightning_rl"]["env_steps"]

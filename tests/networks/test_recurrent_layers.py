@@ -199,8 +199,8 @@ def test_an_episode_begins_with_zeros_even_after_nan(kind):
 def test_a_memory_is_rebuilt_from_its_settings():
     again = as_memory(GRU(6, 5, 4).settings)
     assert type(again) is GRU and again.settings == GRU(6, 5, 4).settings
-    assert as_memory(None) is None
-    for wrong in ("LSTM", 3, {"class_path": "LSTMs"}, {"class_path": "LSTM", "init_args": {"size": 3}}, {"memory_size": 4}):
+    assert as_memory(None) is None and as_memory("LSTM").settings == as_memory(LSTM).settings == LSTM().settings
+    for wrong in ("LSTMs", int, 3, {"class_path": "LSTMs"}, {"class_path": "LSTM", "init_args": {"size": 3}}, {"memory_size": 4}):
         with pytest.raises(SettingError, match="memory"):
             as_memory(wrong)
 
