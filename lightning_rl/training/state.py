@@ -65,29 +65,13 @@ def random_state() -> State:
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-run_seeds: set[int] = set()
-"""Seeds of torch that runs of this process have set; any other one is the user's or torch's own."""
-
-
 def draw_seed() -> None:
-    """Seed torch for a new run by its current seed, unless Lightning has seeded it.
+    """Seed torch for a new run by a number from its generator, unless Lightning has seeded it.
 
-    Runs that begin from the same seed of the user are equal. Without one, each run gets another seed: torch's initial one is random, and
-    the program's next run must not repeat this one's episodes.
+    Runs that begin from the same seed of the user are equal, and the program's next run does not repeat this one's episodes.
     """
-    if "PL_GLOBAL_SEED" in os.environ:
-        return
-    current = torch.initial_seed()
-    seed = next_seed(current)
-    while current in run_seeds and seed in run_seeds:
-        seed = next_seed(seed)
-    run_seeds.add(seed)
-    torch.manual_seed(seed)
-
-
-def next_seed(seed: int) -> int:
-    """Return the seed that follows another one."""
-    return int(np.random.SeedSequence(seed).generate_state(1)[0])
+    if "PL_GLOBAL_SEED" not in os.environ:
+        torch.manual_seed(int(torch.randint(2**32, ())))
 
 
 def set_random_state(state: State) -> None:
@@ -96,6 +80,5 @@ def set_random_state(state: State) -> None:
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(torch.from_numpy(state["torch"]))
-    run_seeds.add(torch.initial_seed())
     for device, words in list(enumerate(state["cuda"]))[: torch.cuda.device_count()]:
         torch.cuda.set_rng_state(torch.from_numpy(words), device)

@@ -29,7 +29,7 @@ def steps_made(algorithm, settings, **others):
     """How many gradient steps there were towards demonstrations, and what was logged."""
     model, logger = tiny(algorithm, behavioral_cloning={"demo_path": shown(algorithm), **settings}, log_interval=1, **others), Rows()
     fit(model, logger=logger)
-    (state,) = model.side_learners[1].optimizer.state.values()
+    state, *_ = model.side_learners[1].optimizer.state.values()
     return int(state["step"]), [row for _, row in logger.rows]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_rl import DQN, GRU, PPO, BehavioralCloning, DAgger, SettingError, Trainer
-from tests.fitting import REPLAY, fit, tiny, weights
+from tests.fitting import REPLAY, Rows, fit, tiny, weights
 
 SCRIPTED, BOX = "tests.environments:Scripted-v0", "tests.environments:ScriptedBox-v0"
 
@@ -56,10 +56,10 @@ def test_what_is_imitated_is_the_most_likely_action_of_the_teacher_where_the_stu
 
 def test_a_student_agrees_with_its_teacher_in_the_end(teachers):
     model = student(teachers["choices"], max_env_steps=3000, learning_rate=0.02, batch_size=64)
-    fit(model)
-    obs = torch.linspace(-1, 1, 50).view(-1, 1) * torch.ones(model.spaces.observation.shape)
-    ours, theirs = (network.sample(obs, deterministic=True)[0] for network in (model.network, model.labels.network))
-    assert (ours == theirs).float().mean() > 0.9
+    logger = Rows()
+    fit(model, logger=logger)
+    accuracies = [row["train/accuracy"] for _, row in logger.rows if "train/accuracy" in row]
+    assert accuracies[0] < 0.9 < 0.95 < accuracies[-1]  # on the observations that the student gets to
 
 
 def test_the_student_acts_and_its_weights_are_all_that_is_stored(teachers):
