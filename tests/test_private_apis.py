@@ -12,7 +12,6 @@ ROOT = Path(__file__).parent.parent / "lightning_rl"
 PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 PUBLIC = {"_replace", "_make", "_asdict", "_fields", "_exit"}
 """Documented names of NamedTuple and os."""
-TORCH_OPTIMIZER = "torch.optim.optimizer"
 SAVER = "pytorch_lightning.callbacks.model_checkpoint"
 USED = {
     "callbacks/evaluation.py": {"_results": "pytorch_lightning.trainer.trainer", "_current_fx_name": "pytorch_lightning.core.module"},
@@ -33,12 +32,6 @@ USED = {
     "envs/snapshot/vector.py": {"_autoreset_envs": "gymnasium.vector.sync_vector_env"},
     "envs/sync.py": {"_add_info": "gymnasium.vector.vector_env"},
     "loggers.py": dict.fromkeys(("_wandb_init", "_offline"), "pytorch_lightning.loggers.wandb"),
-    "optimization.py": {
-        **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), TORCH_OPTIMIZER),
-        **dict.fromkeys(("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"), TORCH_OPTIMIZER),
-        "_is_profiler_enabled": "torch.autograd.profiler",
-        **dict.fromkeys(("_backward_hooks", "_post_accumulate_grad_hooks"), "torch._tensor"),
-    },
     "training/run.py": {"_batches_that_stepped": "pytorch_lightning.loops.training_epoch_loop"},
     "tuning/ray_population.py": dict.fromkeys(("_trial_state", "_perturbation_interval"), "ray.tune.schedulers.pbt"),
     "tuning/study.py": {"_trial_id": "optuna.trial"},
@@ -76,7 +69,7 @@ def private_names(tree: ast.Module) -> set[str]:
     return {name for name in found if PRIVATE.fullmatch(name)} - PUBLIC
 
 
-def test_private_attributes_of_other_packages_are_used_in_twelve_files_and_nowhere_else():
+def test_private_attributes_of_other_packages_are_used_in_eleven_files_and_nowhere_else():
     trees = parse()
     own = own_names(trees)
     found = {file: private_names(tree) - own for file, tree in trees.items()}
