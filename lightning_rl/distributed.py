@@ -46,6 +46,11 @@ def num_ranks() -> int:
     return torch.distributed.get_world_size() if is_shared else 1
 
 
+def own_rank() -> int:
+    """Return the rank of this process; 0 in a run of one."""
+    return torch.distributed.get_rank() if num_ranks() > 1 else 0
+
+
 def sum_over_ranks(number: Tensor) -> Tensor:
     """Sum a tensor over all ranks."""
     if num_ranks() == 1:

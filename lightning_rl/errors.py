@@ -77,6 +77,9 @@ def was_raised_in(error: BaseException, *packages: ModuleType) -> bool:
 class NotFiniteError(SettingError):
     """A value is NaN or infinite. The run stops; it can be resumed from its last save."""
 
+    is_told = False
+    """Whether another process of the run prints it."""
+
 
 class ProgramEndedError(SettingError):
     """An environment called `sys.exit()`, or raised `KeyboardInterrupt` or another error that is no `Exception`."""

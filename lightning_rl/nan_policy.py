@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.checkpoints.atomic import stage
+from lightning_rl.distributed import of_all_ranks, own_rank
 from lightning_rl.errors import NotFiniteError
 from lightning_rl.types import MAX_FLOAT32, EnvStep, State, Tree, is_finite, tree_map
 
@@ -81,6 +83,14 @@ MAX_RESTORED_IN_A_ROW = 10
 """Number of consecutive iterations with restored weights that stops a run."""
 
 
+class BadStep(NamedTuple):
+    """A step with NaN or infinite values: a description, its arrays, and whether it is one too many in a row."""
+
+    line: str
+    batch: Tree
+    too_many: bool = False
+
+
 class Guard:
     """Handles NaN and infinity in a run: `raise` stops it, `skip_update` and `restore_last` continue.
 
@@ -128,28 +138,37 @@ class Guard:
         return step._replace(reward=replace(step.reward, np.zeros_like(step.reward)), obs=replace(step.obs, before), final_obs=final)
 
     def _handle(self, found: str | None, env_steps: int, batch: Tree) -> None:
-        """Stop because of a bad value from an environment, or continue and report the first one."""
-        self.replaced += 1
+        """Report a step of the environments."""
         self.bad_steps += 1
-        line = f"{found} at environment step {env_steps:,}"
-        if self.on_nan == "raise" or self.bad_steps >= MAX_IN_A_ROW:
-            line = line if self.on_nan == "raise" else f"{line}, for {MAX_IN_A_ROW} steps in a row"
-            self.error = self.error or NotFiniteError(line + self._save(batch))
-            if self.ranks == 1:
-                raise self.error
-        elif self.replaced == 1:
-            self.notices.append(f"{line}: {REPLACED}{self._save(batch)}")
+        self.report(1, BadStep(f"{found} at environment step {env_steps:,}", batch, self.bad_steps >= MAX_IN_A_ROW))
 
-    def count(self, replaced: int, line: str) -> None:
-        """Count steps whose bad values were replaced elsewhere, and report the first one."""
-        if replaced and not self.replaced:
-            self.notices.append(f"{line}: {REPLACED}")
+    def report(self, replaced: int, bad: BadStep) -> None:
+        """Stop because of bad values that an environment returned, here or in an actor, or continue and report the first one.
+
+        Args:
+            replaced: number of steps whose values were replaced.
+            bad: the first of them, or the one that is too many.
+        """
+        is_first = self.replaced == 0
         self.replaced += replaced
+        if self.on_nan == "raise":
+            self.stop(bad.line, bad.batch)
+        elif bad.too_many:
+            self.stop(f"{bad.line}, for {MAX_IN_A_ROW} steps in a row", bad.batch)
+        elif is_first:
+            self.notices.append(f"{bad.line}: {REPLACED}{self._save(bad.batch)}")
+
+    def stop(self, line: str, batch: Tree) -> None:
+        """Stop because of a bad value from an environment: at once, or with several ranks after the iteration, see `agree`."""
+        self.error = self.error or NotFiniteError(line + self._save(batch))
+        if self.ranks == 1:
+            raise self.error
 
     def agree(self, anywhere: bool) -> None:
-        """Stop on all ranks if an environment of any rank returned a bad value."""
+        """Stop on all ranks, with the error of the first that has one, if an environment of any rank returned a bad value."""
         if anywhere:
-            raise self.error or NotFiniteError("an environment of another rank returned NaN or infinity")
+            lines = of_all_ranks("" if self.error is None else str(self.error))
+            raise error_of_rank(*next((rank, line) for rank, line in enumerate(lines) if line))
 
     # ---------------------------------------------------------------- learning
 
@@ -167,18 +186,19 @@ class Guard:
         bad = {part: value for part, value in recorded.items() if bad_loss and not math.isfinite(value)}
         named, value = next(iter(bad.items())) if bad and name not in bad else (name, (loss if bad_loss else norm).item())
         line = f"{('' if named == 'loss' else 'loss ') if bad_loss else 'gradient norm of '}{named} is {value} {counts}"
-        is_elsewhere = math.isfinite(value)
-        if is_elsewhere:
-            line = f"the {name} of another rank is NaN or infinite {counts}"
+        culprits = of_all_ranks(bad_loss)
+        rank = culprits.index(True) if any(culprits) else 0  # the gradient is the mean over ranks, and bad on all
+        is_here = rank == own_rank()
         number = self.bad_updates[name] = self.bad_updates.get(name, 0) + 1
         again = self.bad_iterations + (not self.is_bad_iteration)
         self.is_bad_iteration, self.bad_iterations = True, again
-        if self.on_nan == "raise":
-            raise NotFiniteError(f"{line}{self._save(batch)}; lower learning_rate, or set on_nan")
-        if number >= MAX_IN_A_ROW or (self.on_nan == "restore_last" and again >= MAX_RESTORED_IN_A_ROW):
-            often = f"{number} updates" if number >= MAX_IN_A_ROW else f"{again} iterations"
-            raise NotFiniteError(f"{line}, for {often} in a row{self._save(batch)}")
-        place = self._save(batch)
+        is_too_often = number >= MAX_IN_A_ROW or (self.on_nan == "restore_last" and again >= MAX_RESTORED_IN_A_ROW)
+        if is_too_often and self.on_nan != "raise":
+            line += f", for {f'{number} updates' if number >= MAX_IN_A_ROW else f'{again} iterations'} in a row"
+        place = self._save(batch) if is_here else ""
+        if self.on_nan == "raise" or is_too_often:
+            way_out = "; lower learning_rate, or set on_nan" if self.on_nan == "raise" else ""
+            raise error_of_rank(rank, of_all_ranks(f"{line}{place}{way_out}")[rank])
         if self.on_nan == "restore_last" and self.snapshot is not None:
             self.snapshot.restore()
             self.restored += 1
@@ -186,7 +206,7 @@ class Guard:
         else:
             self.skipped += 1
             done, first = "that gradient step is skipped", self.skipped == 1
-        if first and not (is_elsewhere and torch.distributed.get_rank()):  # later ones only count in metrics
+        if first and is_here:  # later ones only count in metrics
             self.notices.append(f"{line}: {done}{place}")
 
     def begin(self, module: torch.nn.Module, optimizers: Iterable[Optimizer]) -> None:
@@ -217,7 +237,7 @@ class Guard:
     def _save(self, batch: Tree) -> str:
         """Save the first bad batch. Return a message that names the file."""
         if self.saved is None and self.folder is not None and self.folder.is_dir():
-            rank = torch.distributed.get_rank() if self.ranks > 1 else 0
+            rank = own_rank()
             path = self.folder / (f"bad_batch_rank_{rank}.pt" if rank else "bad_batch.pt")
             try:
                 stage(path, lambda file: torch.save(as_tensors(batch), file)).commit()  # type: ignore[arg-type]
@@ -225,6 +245,33 @@ class Guard:
             except OSError:  # the NaN message is more important
                 pass
         return "" if self.saved is None else f"; its batch is in {self.saved}"
+
+
+class ActorGuard(Guard):
+    """Keeps what an actor found for the guard of its run, which decides what happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: BadStep | None = None
+
+    def report(self, replaced: int, bad: BadStep) -> None:
+        """Keep the first bad step, or the one that is too many."""
+        self.replaced += replaced
+        if self.found is None or bad.too_many:
+            self.found = bad._replace(batch=tree_map(np.array, bad.batch))
+
+    def take(self) -> tuple[int, BadStep | None]:
+        """Return the number of replaced steps since the last call, and the bad step that was kept."""
+        taken = self.replaced, self.found
+        self.replaced, self.found = 0, None
+        return taken
+
+
+def error_of_rank(rank: int, line: str) -> NotFiniteError:
+    """Return an error that a rank found, for all ranks to raise."""
+    error = NotFiniteError(f"rank {rank}: {line}" if rank else line)
+    error.is_told = own_rank() > 0
+    return error
 
 
 class Snapshot:

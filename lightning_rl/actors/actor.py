@@ -15,7 +15,7 @@ from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.envs.config import EnvSource, count_envs
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import make_fitting_stepper
-from lightning_rl.nan_policy import Guard
+from lightning_rl.nan_policy import ActorGuard, BadStep
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import EnvStep, Rollout, State, Tree, tree_index, tree_map, tree_to_numpy
 
@@ -29,7 +29,7 @@ class ActorResult(NamedTuple):
     experience: an unroll with log-probabilities; for a replay buffer single steps, and a `rollout` of all of them.
     env_steps: number of rows that are experience.  finished: the episodes that ended.
     notices: lines about the environments.  restarts: total number of restarts of environments.
-    replaced: number of steps with replaced NaN or infinite values.
+    replaced: number of steps with replaced NaN or infinite values.  bad: the first of them, or one that is too many.
     """
 
     experience: Unroll | list[Stepped]
@@ -39,13 +39,15 @@ class ActorResult(NamedTuple):
     notices: list[str]
     restarts: int
     replaced: int
+    bad: BadStep | None = None
 
 
 class Actor:
     """A collector that is called remotely. Each call includes the lessons, since a restarted actor does not know them."""
 
     def __init__(self, collector: Collector) -> None:
-        self.collector = collector
+        self.collector, self.guard = collector, ActorGuard()
+        collector.guard = self.guard
         self.close, self.restart_episodes, self.get_state = collector.close, collector.restart_episodes, collector.get_state
         self.lessons: Lessons = {}
         self.random_rows: Iterator[Tree] | None = None
@@ -70,12 +72,15 @@ class Actor:
             steps.append(tree_map(np.array, stepped._replace(step=step)))
         return ActorResult(steps, tree_map(np.array, collector.rollout()), *self._end(before))
 
-    def random_steps(self, lessons: Lessons) -> tuple[Tree, int]:
-        """Step `n_steps` times with random actions, continuing the last call; return observations and the number of environment steps."""
-        before, _ = self._begin(lessons)
+    def random_steps(self, lessons: Lessons) -> tuple[Tree, int, int, BadStep | None]:
+        """Step `n_steps` times with random actions, continuing the last call.
+
+        Return observations, the number of environment steps, and `replaced` and `bad` as in `ActorResult`.
+        """
+        before = self._begin(lessons)
         self.random_rows = self.random_rows or self.collector.random_rows()
         rows = [tree_to_numpy(row) for row in islice(self.random_rows, self.collector.n_steps)]
-        return tree_map(lambda *leaves: np.concatenate(leaves), *rows), self.collector.env_steps - before
+        return tree_map(lambda *leaves: np.concatenate(leaves), *rows), self.collector.env_steps - before, *self.guard.take()
 
     def describe(self) -> tuple[str, bool]:
         """Return the environment's name, and whether it can be saved in the middle of an episode."""
@@ -85,20 +90,18 @@ class Actor:
         self.lessons = {}
         return self.collector.set_state(state)
 
-    def _begin(self, lessons: Lessons) -> tuple[int, int]:
-        """Set the lessons; return the numbers of environment steps and of steps with replaced values so far."""
+    def _begin(self, lessons: Lessons) -> int:
+        """Set the lessons; return the number of environment steps so far."""
         if lessons != self.lessons:
             self.collector.set_lessons(lessons)
             self.lessons = lessons
-        return self.collector.env_steps, self.collector.guard.replaced
+        return self.collector.env_steps
 
-    def _end(self, before: tuple[int, int]) -> tuple[int, list[Finished], list[str], int, int]:
+    def _end(self, before: int) -> tuple[int, list[Finished], list[str], int, int, BadStep | None]:
         """Return the fields of `ActorResult` after `rollout`."""
-        collector, guard = self.collector, self.collector.guard
-        notices = [*collector.take_notices(), *guard.notices]
-        guard.notices.clear()
+        collector = self.collector
         finished, restarts = list(collector.statistics.finished), collector.stepper.restarts
-        return collector.env_steps - before[0], finished, notices, restarts, guard.replaced - before[1]
+        return collector.env_steps - before, finished, collector.take_notices(), restarts, *self.guard.take()
 
 
 @dataclass(frozen=True)
@@ -116,24 +119,22 @@ class BuildActor:
     n_steps: int
     seed: int
     first: int
-    on_nan: str
     next_obs: bool
 
     def __call__(self, index: int, restarts: int, network: nn.Module) -> Actor:
         stepper = make_fitting_stepper(self.env, self.spaces, first=self.first + index * count_envs(self.env))
         seat_opponents(stepper, network)  # type: ignore[arg-type]
         seed = int(np.random.SeedSequence([self.seed, index, restarts]).generate_state(1)[0]) // 2
-        collector = Collector(stepper, self.spaces, network, self.n_steps, seed, next_obs=self.next_obs)  # type: ignore[arg-type]
-        collector.guard = Guard(self.on_nan)
-        return Actor(collector)
+        return Actor(Collector(stepper, self.spaces, network, self.n_steps, seed, next_obs=self.next_obs))  # type: ignore[arg-type]
 
 
 def from_plain(saved: tuple[Any, ...]) -> ActorResult:
     """Restore an actor's result from the plain tuples of a checkpoint."""
-    if len(saved) < len(ActorResult._fields):  # 0.1.0 stored no rollout next to the unroll
+    if len(saved) < len(ActorResult._fields) - 1:  # 0.1.0 stored no rollout next to the unroll
         saved = (saved[0], None, *saved[1:])
     whole = ActorResult(*saved)
-    whole = whole._replace(finished=[Finished(*episode) for episode in whole.finished])
+    bad = whole.bad and BadStep(*whole.bad)
+    whole = whole._replace(finished=[Finished(*episode) for episode in whole.finished], bad=bad)
     if whole.rollout is None:
         unroll = Unroll(*saved[0])
         return whole._replace(experience=unroll._replace(ends=Ends(*unroll.ends)))

@@ -20,6 +20,7 @@ from lightning_rl.envs.make import make_env
 from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import SettingError
+from lightning_rl.nan_policy import BadStep
 from lightning_rl.networks.acting import NUMPY_ACTIVATIONS, PolicyNetwork, fits_numpy, numpy_normalizer
 from lightning_rl.spaces import Spaces, allocate, as_spaces
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -141,7 +142,7 @@ class Generation(NamedTuple):
 
 class JobEpisode(NamedTuple):
     """An episode: its job, and the sign of the perturbation; its statistics; the sum of the signs of its rewards; its observations
-    `[R, ...]`, or () if its job is not watched; the number of steps with replaced NaN or infinite values, and a text about the first."""
+    `[R, ...]`, or () if its job is not watched; the number of steps with replaced NaN or infinite values, and the first of them."""
 
     job: int
     sign: int
@@ -149,7 +150,7 @@ class JobEpisode(NamedTuple):
     signs: float
     obs: Tree
     replaced: int
-    first_replaced: str
+    bad: BadStep | None
 
 
 class Evaluator:
@@ -162,6 +163,7 @@ class Evaluator:
         self, envs: list[gym.Env], network: PolicyNetwork, names: Sequence[str], spaces: Spaces, stochastic: bool, on_nan: str
     ) -> None:
         self.network, self.names, self.spaces, self.stochastic = network, names, spaces, stochastic
+        on_nan = "report" if on_nan == "raise" else on_nan  # the run's guard stops it
         self.seats = [_JobSeat(k, env, spaces.masked, on_nan, "in a generation") for k, env in enumerate(envs)]
         self.longest = longest_episode(envs[0])
 
@@ -241,7 +243,7 @@ class _JobSeat(Seat):
         lessons, drawn = (info_arrays(self.info, key) if key in self.info else {} for key in (LESSONS, PARAMETERS))
         finished = Finished(self.return_, self.success, lessons, self.length, drawn)
         obs = tree_stack(self.watched_obs) if self.watched_obs else ()
-        return JobEpisode(self.job, self.sign, finished, self.signs, obs, self.replaced, self.first_replaced)
+        return JobEpisode(self.job, self.sign, finished, self.signs, obs, self.replaced, self.bad)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError
-from lightning_rl.nan_policy import Guard
+from lightning_rl.nan_policy import MAX_IN_A_ROW, Guard
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import Rollout, State, Tree, tree_leaves, tree_map, tree_to_torch
 
@@ -136,7 +136,9 @@ class EvaluatorPool:
             table[each.job - first, (1 - each.sign) // 2] = numbers
             self.env_steps += finished.length
             self.statistics.add(finished)
-            self.guard.count(each.replaced, each.first_replaced)
+            self.guard.bad_steps = self.guard.bad_steps + each.replaced if each.replaced >= finished.length else 0
+            if each.bad is not None:
+                self.guard.report(each.replaced, each.bad._replace(too_many=self.guard.bad_steps >= MAX_IN_A_ROW))
             if len(each.obs):
                 self.watched_obs.append(each.obs)
         table = sum_over_ranks(table.to(settings.device)).cpu()  # rows of other ranks are zeros

@@ -145,8 +145,9 @@ class ActorPool:
         for episode in acted.finished:
             self.statistics.add(episode)
         self.notices += acted.notices
-        self.guard.replaced += acted.replaced
         self.env_restarts[answer.worker] = acted.restarts
+        if acted.bad is not None:
+            self.guard.report(acted.replaced, acted.bad)
 
     def _call_all(self, method: str, arguments: Callable[[int], tuple[object, ...]] = lambda worker: ()) -> list[Any]:
         """Call a method of each actor; return the results."""
@@ -183,9 +184,11 @@ class ActorPool:
         while self.env_steps < end:
             if stop():
                 raise RunStoppedError
-            for row, steps in self._call_all("random_steps", lambda worker: (self.lessons,)):
+            for row, steps, replaced, bad in self._call_all("random_steps", lambda worker: (self.lessons,)):
                 rows.append(row)
                 self.env_steps, self.rows = self.env_steps + steps, self.rows + steps
+                if bad is not None:
+                    self.guard.report(replaced, bad)
         return tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *rows)
 
     def set_lessons(self, lessons: Lessons) -> None:

@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     except (SettingError, LostRankError) as error:
         if debug:
             raise
-        print(one_line(str(error)), file=sys.stderr)
+        if not getattr(error, "is_told", False):
+            print(one_line(str(error)), file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
         return INTERRUPTED

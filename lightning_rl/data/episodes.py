@@ -18,7 +18,7 @@ from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.snapshot.state import seed_spaces
 from lightning_rl.envs.sync import close_env, contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
-from lightning_rl.nan_policy import check_episode
+from lightning_rl.nan_policy import BadStep, check_episode
 from lightning_rl.networks.acting import ActingPolicy
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import allocate, as_spaces
@@ -228,7 +228,7 @@ class Seat:
     """One environment and its running episode.
 
     obs, mask: the next observation and mask to act on.  seed, return_, length: of the episode so far.  info: the environment's last info.
-    replaced, first_replaced: number of steps of the episode with replaced NaN or infinite values, and a description of the first.
+    replaced, bad: number of steps of the episode with replaced NaN or infinite values, and the first of them.
 
     `index` and `where` are for messages: the environment's index, and the phase. Other arguments are as in `EpisodePlayer`.
     """
@@ -241,7 +241,8 @@ class Seat:
     def start(self, seed: int) -> None:
         """Start an episode."""
         self.seed, self.return_, self.length = seed, 0.0, 0
-        self.replaced, self.first_replaced = 0, ""
+        self.replaced = 0
+        self.bad: BadStep | None = None
         self.obs = allocate(self.space)
         with self.contract.naming(OSError):
             seed_spaces(self.env, seed)
@@ -254,10 +255,11 @@ class Seat:
 
     def _checked(self, obs: Tree, reward: float) -> tuple[Tree, float]:
         where = f"{self.where}, at step {self.length} of the episode with seed {self.seed}"
-        obs, reward, bad = check_episode(obs, reward, self.obs, where, self.on_nan)
-        if bad:
-            self.replaced, self.first_replaced = self.replaced + 1, self.first_replaced or bad
-        return (obs if self.on_nan == "raise" else deepcopy(obs)), reward  # an environment may reuse the array
+        good, paid, line = check_episode(obs, reward, self.obs, where, self.on_nan)
+        if line:
+            self.replaced += 1
+            self.bad = self.bad or BadStep(line, deepcopy({"obs": self.obs, "reward": reward, "next_obs": obs}))
+        return (good if self.on_nan in ("raise", "report") else deepcopy(good)), paid  # an environment may reuse the array
 
     def step(self, action: Tree, max_episode_steps: int) -> bool:
         """Step once. Return whether this ended the episode."""

@@ -14,7 +14,7 @@ from lightning_rl.data.collector import NO_ENDS, Collector, Ends, Unroll
 from lightning_rl.envs import SUCCESS
 from lightning_rl.envs.stepping import Stepper
 from lightning_rl.envs.tensors import HostView, on_host
-from lightning_rl.errors import NotFiniteError, SettingError, keep_running
+from lightning_rl.errors import SettingError, keep_running
 from lightning_rl.nan_policy import first_bad
 from lightning_rl.networks.acting import ActingNetwork
 from lightning_rl.spaces import MASK, Spaces
@@ -261,10 +261,8 @@ class TensorCollector(Collector):
             found = found or first_bad("observation", obs, everywhere)
             if found is not None:
                 break
-        error = NotFiniteError(f"{found} at environment step {self.env_steps + (t + 1) * self.num_envs:,}")
-        if self.guard.ranks == 1:
-            raise error
-        self.guard.error = self.guard.error or error
+        batch = {"obs": tree_index(self._obs_tensor, t), "reward": reward[t], "next_obs": following}
+        self.guard.stop(f"{found} at environment step {self.env_steps + (t + 1) * self.num_envs:,}", batch)
 
 
 def put(rows: Tree, t: int, new: Tree) -> None:

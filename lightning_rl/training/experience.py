@@ -257,9 +257,7 @@ def make_actor_pool(algorithm: Learner, n_steps: int, config: ActorsConfig) -> A
     assert env is not None
     num_envs = algorithm.num_envs // config.batch
     seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * count_envs(env)
-    build = BuildActor(
-        env if threads else resolve_in_actor(env), algorithm.spaces, n_steps, seed, first, algorithm.on_nan, sees_next(algorithm)
-    )
+    build = BuildActor(env if threads else resolve_in_actor(env), algorithm.spaces, n_steps, seed, first, sees_next(algorithm))
     workers = make_workers(build, config, algorithm.network)
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, get_precision_context(algorithm))
 

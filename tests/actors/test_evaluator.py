@@ -11,7 +11,7 @@ import torch
 from lightning_rl.actors.evaluator import BuildEvaluator, Generation
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.errors import NotFiniteError, SettingError
+from lightning_rl.errors import SettingError
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import LSTM
 
@@ -128,12 +128,14 @@ def test_illegal_actions_are_not_taken(way, stochastic):
     assert {each.finished.length for each in played} == {10}
 
 
-def test_nan_raises_or_is_replaced():
+def test_nan_is_replaced_and_reported():
     env = EnvConfig("tests.poisoned:Poisoned-v0", kwargs={"door": "reward", "value": float("nan"), "at": 3})
-    with pytest.raises(NotFiniteError, match="reward is nan in a generation, at step 3 of the episode with seed"):
-        evaluator(env).evaluate(FIRST, [0])
-    played = evaluator(env, num_envs=1, on_nan="skip_update").evaluate(FIRST, [0])
-    assert [each.finished.return_ for each in played] == [4.0, 5.0]  # reward 0 once
+    for on_nan in ("raise", "skip_update"):  # the run's guard decides
+        played = evaluator(env, num_envs=1, on_nan=on_nan).evaluate(FIRST, [0])
+        assert [(each.finished.return_, each.replaced) for each in played] == [(4.0, 1), (5.0, 0)]  # reward 0 once
+        bad = played[0].bad
+        assert bad is not None and bad.line.startswith("reward is nan in a generation, at step 3 of the episode with seed")
+        assert bad.batch["obs"][0] == np.float32(0.4) and bad.batch["next_obs"][0] == np.float32(0.6) and np.isnan(bad.batch["reward"])
 
 
 def test_an_environment_with_other_spaces_than_the_model_is_an_error():

@@ -156,10 +156,10 @@ def test_nan_of_an_actor_is_reported_and_counted(capsys):
 
 def test_random_steps_of_an_actor_continue_with_the_next_call():
     model = tiny(IMPALA)
-    actor = BuildActor(model.env, model.spaces, n_steps=8, seed=0, first=0, on_nan="raise", next_obs=False)(0, 0, model.network)
+    actor = BuildActor(model.env, model.spaces, n_steps=8, seed=0, first=0, next_obs=False)(0, 0, model.network)
     found = [actor.random_steps({}) for _ in range(3)]
-    assert [steps for _, steps in found] == [16] * 3
-    times = np.concatenate([rows for rows, _ in found])[:, 1].reshape(24, 2)  # each observation holds its step in an episode of three
+    assert [each[1] for each in found] == [16] * 3
+    times = np.concatenate([each[0] for each in found])[:, 1].reshape(24, 2)  # each observation holds its step in an episode of three
     np.testing.assert_array_equal(times[:, 0], np.arange(24.0) % 3)
     assert actor.act({}).experience.obs[0, 0, 1] == 0  # then new episodes begin
     actor.close()
