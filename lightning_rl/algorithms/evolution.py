@@ -106,7 +106,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
             **self.network_settings,
             share_encoder=True,
             action_dist=self.action_dist,
-            log_std_init=torch.tensor(self.action_noise).log().item(),
+            log_std_init=torch.tensor(self.action_noise, device="cpu").log().item(),
         )
         if self.zero_policy:
             torch.nn.init.zeros_(self.network.actor[-1].get_parameter("weight"))

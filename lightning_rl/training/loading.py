@@ -7,6 +7,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
@@ -15,6 +16,8 @@ from typing import Any, Protocol, TypeVar
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_rl import MODELS
@@ -93,11 +96,12 @@ def load(
         elif isinstance(overrides["env"], EnvConfig | str) and isinstance(spaces, Spaces) and not is_zip(path):
             check_spaces(overrides["env"], spaces, path)
         settings = {"spaces": spaces, **_without_new_folders(stored), **overrides}
-        sketch = _sketch(cls, settings)
-        if sketch is not None:
-            check_weights(checkpoint["state_dict"], sketch, path)
-        algorithm = cls(**settings)
-        algorithm.configure_model()
+        with limited_weights(checkpoint["state_dict"], path):
+            sketch = _sketch(cls, settings)
+            if sketch is not None:
+                check_weights(checkpoint["state_dict"], sketch, path)
+            algorithm = cls(**settings)
+            algorithm.configure_model()
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
         algorithm.load_state_dict(checkpoint["state_dict"])
         algorithm.on_load_checkpoint(checkpoint)
@@ -136,6 +140,33 @@ def _without_new_folders(settings: dict[str, object]) -> dict[str, object]:
     return {**settings, "replay": {**replay, "directory": None}} if isinstance(replay, dict) and is_new else settings
 
 
+class _TooManyWeightsError(SettingError):
+    """The settings of a file are those of a network with many more weights than it holds."""
+
+
+_rooms: list[list[int]] = []
+"""How many weights, and numbers in them, may still be built, for each file that is being loaded: one may name another."""
+
+
+@contextmanager
+def limited_weights(stored: Mapping[str, Tensor], path: Path) -> Iterator[None]:
+    """Raise `SettingError` for networks with many more weights than a file has, before they take all memory or minutes to build."""
+    room = [100 + 10 * len(stored), 10**6 + 10 * sum(weight.numel() for weight in stored.values())]
+
+    def count(module: nn.Module, name: str, weight: nn.Parameter) -> None:
+        if room is _rooms[-1] and not is_lazy(weight):
+            room[:] = room[0] - 1, room[1] - weight.numel()
+            if min(room) < 0:
+                raise _TooManyWeightsError(f"ckpt_path {shown(path)} does not fit its own settings, which have many more weights")
+
+    _rooms.append(room)
+    try:
+        with register_module_parameter_registration_hook(count):
+            yield
+    finally:
+        _rooms.pop()
+
+
 def _sketch(cls: type[pl.LightningModule], settings: dict[str, object]) -> dict[str, Tensor] | None:
     """Return an algorithm's weights on the meta device, without allocating them; None if it cannot be built there."""
     try:
@@ -143,6 +174,8 @@ def _sketch(cls: type[pl.LightningModule], settings: dict[str, object]) -> dict[
             algorithm = cls(**settings)
             algorithm.configure_model()
             return algorithm.state_dict()
+    except _TooManyWeightsError:
+        raise
     except Exception:  # a user's algorithm may read its weights; a wrong setting fails again with real weights
         return None
 

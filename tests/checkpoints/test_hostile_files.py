@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from lightning_rl import PPO, SAC, Algorithm, SettingError, Trainer, load_policy
+from lightning_rl import PPO, SAC, Algorithm, EvolutionStrategies, SettingError, Trainer, load_policy
 from lightning_rl.checkpoints.archive import to_arrays
 from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.replay.storage import ReplayConfig
-from lightning_rl.training.loading import check_environment
+from lightning_rl.training.loading import check_environment, limited_weights
 from tests.checkpoints.hostile import hostile_files, numpy_bomb
 from tests.command_line import run
 from tests.data.recordings import line_buffer, walk
@@ -145,6 +146,32 @@ def test_networks_too_large_for_their_weights_are_refused_before_they_are_built(
     content["hyper_parameters"]["net_arch"] = [60_000, 60_000]  # 14 GB
     torch.save(content, tmp_path / "a.ckpt")
     refused(lambda: load_policy(tmp_path / "a.ckpt"), proof)
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize("algorithm", [PPO, SAC, EvolutionStrategies])
+def test_networks_of_more_layers_than_their_file_has_weights_are_refused_before_they_are_built(algorithm, tmp_path):
+    model = tiny(algorithm)
+    fit(model, max_steps=1).save_checkpoint(tmp_path / "a.ckpt")
+    content = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    content["hyper_parameters"]["net_arch"] = [1] * 10_000  # ten times as many took 30 s and 1.4 GB
+    torch.save(content, tmp_path / "a.ckpt")
+    built = []
+    with (
+        register_module_parameter_registration_hook(lambda *weight: built.append(weight)),
+        pytest.raises(SettingError, match=r"a\.ckpt' does not fit its own settings, which have many more weights$"),
+    ):
+        load_policy(tmp_path / "a.ckpt")
+    assert len(built) < 1000
+
+
+def test_weights_of_a_file_that_another_one_names_are_not_counted_as_those_of_the_other(tmp_path):
+    with limited_weights({}, tmp_path / "student.ckpt"):
+        with limited_weights({"weight": torch.zeros(5_000_000)}, tmp_path / "teacher.ckpt"):
+            torch.nn.Linear(5_000, 1_000, device="meta")
+        torch.nn.Linear(10, 10)
+        with pytest.raises(SettingError, match=r"student\.ckpt' does not fit its own settings"):
+            torch.nn.Linear(5_000, 1_000, device="meta")
 
 
 def test_a_folder_that_a_file_names_is_used_only_if_it_is_there(tmp_path):
