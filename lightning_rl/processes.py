@@ -4,7 +4,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import DefaultContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -53,17 +53,25 @@ class FailureLimit:
 
 
 class Child:
-    """A child process that runs `target` with arguments and a pipe, and the parent's end of the pipe. A daemon cannot have children."""
+    """A child process that runs `target` with arguments and a pipe, and the parent's end of the pipe. A daemon cannot have children.
+
+    Raises `SettingError`: the system allows no further process, or no further open file for its pipe.
+    """
 
     def __init__(
         self, context: DefaultContext | SpawnContext, target: Callable[..., None], arguments: tuple, name: str, daemon: bool = False
     ) -> None:
-        self.pipe, theirs = context.Pipe()
-        arguments = (target, arguments, theirs, self.pipe)
-        self.process: BaseProcess = context.Process(target=_run, args=arguments, name=name, daemon=daemon)
-        with clear_mpi_env_vars():
-            self.process.start()
-        theirs.close()
+        try:
+            self.pipe, theirs = context.Pipe()
+            with closing(theirs):
+                arguments = (target, arguments, theirs, self.pipe)
+                self.process: BaseProcess = context.Process(target=_run, args=arguments, name=name, daemon=daemon)
+                with clear_mpi_env_vars():
+                    self.process.start()
+        except OSError as error:
+            raise SettingError(
+                f"process {name} could not be started ({error.strerror}): use fewer processes, or raise the limits, ulimit -n and -u"
+            ) from error
 
     def exit_reason(self) -> str:
         """Describe how the process died, after its pipe was closed."""

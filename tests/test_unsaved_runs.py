@@ -87,6 +87,18 @@ def test_a_run_whose_working_folder_is_removed_says_that_all_is_lost(folder):
         trainer(lambda: shutil.rmtree(folder)).fit(tiny(lrl.PPO))
 
 
+def test_a_run_whose_folder_becomes_a_file_says_that_all_is_lost(folder, capfd):
+    def replace():
+        (folder / "runs").rename(folder / "before")
+        (folder / "runs").write_text("")
+
+    with pytest.raises(UnsavedError, match=r"^96 of 96 environment steps are lost"):
+        trainer(replace).fit(tiny(lrl.PPO))
+    assert (folder / "runs").read_text() == "" and (folder / "before/PPO/Scripted-v0/version_0/checkpoints/last.ckpt").is_file()
+    out = capfd.readouterr().out
+    assert "config.yaml could not be written, the run goes on: Not a directory" in out and "is written again" not in out
+
+
 def test_a_run_whose_checkpoint_is_deleted_saves_it_again_and_ends_well(folder):
     fitting = trainer(lambda: shutil.rmtree(folder / "runs"))
     fitting.fit(tiny(lrl.PPO))

@@ -177,7 +177,8 @@ def locked(folder: Path, say: Callable[[str], None] = print, otherwise: str = "s
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
         yield
     finally:
-        file.unlink(missing_ok=True)  # before the release: a process that opened it in the meantime sees that it is gone
+        with suppress(OSError):  # a file may have taken the place of its folder
+            file.unlink(missing_ok=True)  # before the release: a process that opened it in the meantime sees that it is gone
         _held.discard(descriptor)
         os.close(descriptor)
 

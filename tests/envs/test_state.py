@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -210,7 +211,18 @@ class Unsteady(Hidden):
         return obs + (Unsteady.steps > 100) * np.float32(Unsteady.steps), reward, *rest
 
 
-for cls in (Hidden, Chance, Drawn, Own, Unsteady):
+class Nested(Hidden):
+    """Keeps its noise in an object."""
+
+    def __init__(self):
+        self.noise = SimpleNamespace(scale=0.5)
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return obs * self.noise.scale, info
+
+
+for cls in (Hidden, Chance, Drawn, Own, Unsteady, Nested):
     gym.register(f"{cls.__name__}State-v0", cls)
 
 
@@ -254,6 +266,21 @@ def test_a_replay_with_another_outcome_is_rejected_and_leaves_no_trace():
     line = other.load_state_dict(state)
     assert "could not be restored exactly" in line and len(line.splitlines()) == 1
     assert np.array_equal(other.reset(7)[0], fresh.reset(7)[0])
+
+
+@pytest.mark.parametrize("value", [np.inf, None, "noise", ("~list", 9, [], None)])
+def test_an_environment_whose_saved_state_has_something_else_in_the_place_of_an_object_starts_new_episodes(value):
+    config = EnvConfig("NestedState-v0", 2)
+    stepper, other, fresh = (make_stepper(make_vector_env(config), config) for _ in range(3))
+    stepper.reset(0)
+    state = stepper.state_dict()
+    broken = next(layer for layer in state["states"]["envs"][1]["episode"]["before"] if "noise" in layer)
+    assert broken["noise"][0] == "~object"
+    broken["noise"] = value
+    assert "could not be restored exactly" in other.load_state_dict(state)
+    assert np.array_equal(other.reset(7)[0], fresh.reset(7)[0])
+    actions = [np.array([1, 2])] * 20
+    assert rows(other, actions) == rows(fresh, actions)
 
 
 def test_envpool_environments_start_new_episodes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -157,6 +158,21 @@ def test_restarts_of_more_than_an_hour_ago_do_not_count(monkeypatch):
         stepper.step(np.array([1, 0, 0]))
     assert stepper.restarts == 3
     stepper.close()
+
+
+def test_more_workers_than_the_system_has_room_for_are_one_line_and_those_that_were_started_end():
+    before, used = resource.getrlimit(resource.RLIMIT_NOFILE), set(map(int, os.listdir("/proc/self/fd")))
+    twelfth = [number for number in range(len(used) + 12) if number not in used][11]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (twelfth, before[1]))
+    line = (
+        r"^process environment-\d could not be started \(Too many open files\): use fewer processes, or raise the limits, ulimit -n and -u$"
+    )
+    try:
+        with pytest.raises(SettingError, match=line):
+            WorkerVectorEnv(Scripted, 16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not [child for child in multiprocessing.active_children() if child.name.startswith("environment-")]
 
 
 def test_an_environment_that_cannot_be_reset_ends_the_run_with_one_line():

@@ -11,7 +11,7 @@ from lightning_rl.envs.agents.copies import AgentsEnv, agents_of
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.parameters import EnvParameters
-from lightning_rl.envs.snapshot.state import get_state, layers, record, set_state
+from lightning_rl.envs.snapshot.state import get_state, layers, record, set_states
 from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import SettingError
 from lightning_rl.spaces import JOINT, OWN, Spaces, allocate
@@ -294,7 +294,7 @@ class World:
             return f"the checkpoint has {state['num_copies']} copies of the environment, not {len(self.copies)}"
         if state["settings"] != self.settings:
             return "their settings changed since they were saved"
-        if not all(set_state(env, self.way, each) for env, each in zip(self.envs, state["states"], strict=True)):
+        if not set_states(self.envs, [self.way] * len(self.envs), state["states"]):
             return f"{self.name} could not be restored exactly"
         self.lengths = state["lengths"].copy()
         for name, side in self.sides.items():

@@ -70,6 +70,25 @@ def read_all(things: Iterable[object], only_generators: bool = False, strict: bo
     return [encoder.attributes(thing, MAX_PARTS) for thing in things]
 
 
+def objects_in(things: Iterable[object]) -> list[tuple[dict[str, object], dict[str, object]]]:
+    """Return the attributes of each object, and of those in its attributes, with a copy of them that holds the same values."""
+    found, seen, waiting = [], {}, list(things)
+    first = {id(thing) for thing in waiting}
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif hasattr(value, "__dict__") and (id(value) in first or is_plain_object(value)):
+            found.append((vars(value), dict(vars(value))))
+            waiting += vars(value).values()
+    return found
+
+
 def attributes_of(thing: object) -> dict[str, object]:
     """Return an object's attributes, and the spaces of its class, whose generators all instances share."""
     spaces = {name: getattr(type(thing), name, None) for name in ("observation_space", "action_space")}

@@ -18,7 +18,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import partial
@@ -32,7 +32,7 @@ from gymnasium.vector import VectorEnv
 
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.decoding import Decoder, write_all
-from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, attributes_of, is_space, read_all
+from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, attributes_of, is_space, objects_in, read_all
 from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import is_interrupt
 from lightning_rl.startup import follow_parent
@@ -159,15 +159,38 @@ def get_state(env: AnyEnv, way: str) -> State:
 
 def set_state(env: AnyEnv, way: str | None, state: State) -> bool:
     """Restore a state in an environment that was built the same way; return whether that succeeded. If not, it can be reset."""
-    before = read_all(layers(env))
+    restore = remember(env)
     try:
         if state["way"] is not None and state["way"] == way and _restore(env, state):
             return True
     except BaseException as error:  # user code may raise anything
         if is_interrupt(error):
             raise
-    write_all(layers(env), before, VERSION, lenient=True)
+    restore()
     return False
+
+
+def set_states(envs: Sequence[gym.Env], ways: Sequence[str | None], states: Sequence[State]) -> bool:
+    """Restore the states of several environments as `set_state` does; if that fails for one, all are as they were."""
+    restores = [remember(env) for env in envs]
+    if all(set_state(*each) for each in zip(envs, ways, states, strict=True)):
+        return True
+    for restore in restores:
+        restore()
+    return False
+
+
+def remember(env: AnyEnv) -> Callable[[], None]:
+    """Return a function that gives an environment its present attributes back, whatever has taken their place."""
+    before, objects = read_all(layers(env)), objects_in(layers(env))
+
+    def restore() -> None:
+        for attributes, values in objects:
+            attributes.clear()
+            attributes.update(values)
+        write_all(layers(env), before, VERSION, lenient=True)  # into these objects, which may have changed
+
+    return restore
 
 
 def _restore(env: AnyEnv, state: State) -> bool:

@@ -14,9 +14,8 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from lightning_rl.envs.classic_control import ClassicControlEnvs
 from lightning_rl.envs.config import EnvConfig, resolve_vectorization, single_env_config
 from lightning_rl.envs.make import make_env, make_vector_env
-from lightning_rl.envs.snapshot.decoding import write_all
-from lightning_rl.envs.snapshot.encoding import CONSTRUCTOR_ARGUMENTS, VERSION, read_all
-from lightning_rl.envs.snapshot.state import AnyEnv, State, choose_way, get_state, layers, record, set_state
+from lightning_rl.envs.snapshot.encoding import CONSTRUCTOR_ARGUMENTS
+from lightning_rl.envs.snapshot.state import AnyEnv, State, choose_way, get_state, layers, record, set_state, set_states
 from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 
@@ -86,10 +85,7 @@ class SyncKeeper:
         return {"envs": states, "autoreset": getattr(self.envs, PENDING_RESETS).copy()}
 
     def set_states(self, states: State) -> bool:
-        before = [read_all(layers(env)) for env in self.envs.envs]
-        if not all(map(set_state, self.envs.envs, self.ways, states["envs"])):
-            for env, state in zip(self.envs.envs, before, strict=True):
-                write_all(layers(env), state, VERSION, lenient=True)
+        if not set_states(self.envs.envs, self.ways, states["envs"]):
             return False
         setattr(self.envs, PENDING_RESETS, states["autoreset"].copy())
         if isinstance(self.envs, ClassicControlEnvs):
