@@ -15,9 +15,21 @@ from dataclasses import MISSING, fields
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 Settings = TypeVar("Settings")
+if TYPE_CHECKING:
+    OrPlain: TypeAlias = Settings | Any
+else:
+
+    class OrPlain:
+        """Annotation of a setting that Python code may also give as plain data, such as a mapping that `as_settings` converts."""
+
+        def __class_getitem__(cls, kind: type) -> type:
+            """Return the type, which is what config files can hold."""
+            return kind
+
+
 PACKAGE = Path(__file__).parent
 LIBRARIES = (PACKAGE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
 """Folders of this package, Python's standard library and installed packages."""

@@ -88,6 +88,11 @@ def test_a_users_file_is_checked_against_the_types_of_the_library(tmp_path):
         "import lightning_rl as lrl\n"
         "reveal_type(lrl.PPO('CartPole-v1').network)\n"
         "reveal_type(lrl.SAC({'id': 'Pendulum-v1'}).critic)\n"
+        "lrl.SAC('Pendulum-v1', replay={'prioritized': True, 'relabel': {}}, behavioral_cloning={'demo_path': 'x'})\n"
+        "lrl.SAC('Pendulum-v1', replay=lrl.ReplayConfig(relabel={'strategy': 'final'}))\n"
+        "lrl.PPO('lightning_rl.envs.games.tic_tac_toe', self_play={'window': 3})\n"
+        "lrl.IMPALA('CartPole-v1', actors={'num_actors': 2})\n"
+        "lrl.BehavioralCloning('CartPole-v1', dataset=[]), lrl.IQL('Pendulum-v1', dataset=[])\n"
         "lrl.PP0\n"
         "lrl.PPO('CartPole-v1', gamma='high')\n"
     )

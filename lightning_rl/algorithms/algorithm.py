@@ -21,7 +21,7 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.errors import SettingError, check_choice
+from lightning_rl.errors import OrPlain, SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.rewards import SignalSettings, make_signals
@@ -88,9 +88,9 @@ class Algorithm(LearningRun):
     """Settings of reward signals by name: extrinsic (the environment's reward), curiosity, rnd, gail; null removes one."""
     reward_signal_steps_per_update: Annotated[float, Range(0, open_low=True)] | None = None
     """Environment steps per update of learned reward signals; null: one with each update of the algorithm."""
-    behavioral_cloning: CloningConfig | None = None
+    behavioral_cloning: OrPlain[CloningConfig | None] = None
     """Also train the policy to imitate demonstrations."""
-    self_play: SelfPlayConfig | None = None
+    self_play: OrPlain[SelfPlayConfig | None] = None
     """Play a game against past selves; null: against the newest weights."""
     memory: Memory | None = None
     """Recurrent memory: LSTM or GRU; null: none."""

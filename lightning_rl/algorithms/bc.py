@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.demonstrations import DemonstrationBatch, DemonstrationDataset, DemonstrationSettings
 from lightning_rl.data.self_play import SelfPlayConfig
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import OrPlain, SettingError
 from lightning_rl.losses.policy_gradient import mean, scaled
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.optimization import ScheduledAdam
@@ -51,7 +51,7 @@ class Imitation(NoRewardFields, Algorithm):
     """Initial log σ of Box actions."""
 
     gamma: float = field(init=False, default=0.0)
-    self_play: SelfPlayConfig | None = field(init=False, default=None)
+    self_play: OrPlain[SelfPlayConfig | None] = field(init=False, default=None)
 
     losses = ("imitation_loss",)
 
@@ -102,7 +102,7 @@ class BehavioralCloning(Imitation):
     `train/epochs` counts passes over the demonstrations; `time/fps` counts updates.
     """
 
-    dataset: str  # type: ignore[assignment]  # during a run, the demonstrations themselves
+    dataset: OrPlain[str]  # type: ignore[assignment]  # during a run, the demonstrations themselves
     """Name of the demonstrations, such as `cartpole/expert-v0`; in Python also a list of demonstrations."""
     max_updates: Annotated[int, Range(1, 2**53)] = 10_000
     """Length of the run in gradient steps; schedules, rows of metrics, evaluations and checkpoints follow this count."""

@@ -11,7 +11,7 @@ from lightning_rl.actors.generations import GenerationDataset, Results
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, as_settings, check_range
+from lightning_rl.errors import OrPlain, SettingError, as_settings, check_range
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.optimization import ScheduledAdam, ScheduledSGD
@@ -69,14 +69,14 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
     the paper); null: never."""
     normalize_obs_share: Annotated[float, Range(0, 1, open_low=True)] = 0.1
     """Fraction of a generation's jobs whose observations update the statistics of `normalize_obs: running`."""
-    actors: ActorsConfig | None = None
+    actors: OrPlain[ActorsConfig | None] = None
     """Number and kind of evaluators, see `actors/config.py`; null: one in this process."""
     action_dist: Literal["clipped_normal", "tanh_normal"] = "clipped_normal"
     """Distribution of Box actions: `clipped_normal` or `tanh_normal`."""
 
     gamma: float = field(init=False, default=1.0)
     max_grad_norm: None = field(init=False, default=None)
-    self_play: SelfPlayConfig | None = field(init=False, default=None)
+    self_play: OrPlain[SelfPlayConfig | None] = field(init=False, default=None)
     compile: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import RolloutDataset, check_n_steps, in_sequences, in_time
-from lightning_rl.errors import SettingError, as_settings
+from lightning_rl.errors import OrPlain, SettingError, as_settings
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import ScheduledAdam, ScheduledRMSprop
 from lightning_rl.returns import explained_variance, vtrace
@@ -40,7 +40,7 @@ class IMPALA(ActorCriticFields, Algorithm):
     """Clip gradients to this Euclidean norm; null: no clipping."""
     n_steps: Annotated[int, Range(1)] = 20
     """Steps per environment in a rollout."""
-    actors: ActorsConfig | None = None
+    actors: OrPlain[ActorsConfig | None] = None
     """Number and kind of actors, see `actors/config.py`; null: no actors, `env.num_envs` environments alternate with updates and always
     use the newest policy."""
     clip_rho: Annotated[float, Range(0, open_low=True)] | None = 1.0

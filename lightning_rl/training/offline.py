@@ -7,7 +7,7 @@ from lightning_rl.data.dataset import OfflineDataset, SampledDataset
 from lightning_rl.data.demonstrations import NoCollector
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.demonstrations.dataset import summarize
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import OrPlain, SettingError
 from lightning_rl.training.arguments import Range
 from lightning_rl.training.experience import read_demonstrations, seed_draws
 from lightning_rl.training.replay import make_full_buffer, rows_of
@@ -18,7 +18,7 @@ from lightning_rl.training.settings import ReplayFields
 class OfflineFields(ReplayFields):
     """Learn from a dataset only, for `max_updates` updates, or with `online` also from the environment's steps."""
 
-    dataset: str | None = None  # type: ignore[assignment]  # during a run, the experience itself
+    dataset: OrPlain[str | None] = None  # type: ignore[assignment]  # during a run, the experience itself
     """Name of the dataset, such as `pendulum/medium-v0`; in Python also a list of demonstrations."""
     max_updates: Annotated[int, Range(1, 2**53)] = 1_000_000
     """Length of a run without `online`; schedules, rows of metrics, evaluations and checkpoints follow the count of updates."""
@@ -29,7 +29,7 @@ class OfflineFields(ReplayFields):
     policy that was trained offline (`--init_from`)."""
     warmup: Literal["random", "policy"] = "policy"
     """With `online`: actions before learning starts, `random` or from the `policy`."""
-    self_play: SelfPlayConfig | None = field(init=False, default=None)
+    self_play: OrPlain[SelfPlayConfig | None] = field(init=False, default=None)
 
     counter = "updates"
 

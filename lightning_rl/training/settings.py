@@ -10,7 +10,7 @@ from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, SampledDataset
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SDE
-from lightning_rl.errors import SettingError, as_settings, check_range
+from lightning_rl.errors import OrPlain, SettingError, as_settings, check_range
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
 from lightning_rl.networks.q_network import QNetwork
@@ -68,7 +68,7 @@ class ReplayFields(AlgorithmPart):
     """Steps of n-step returns, fewer at the end of an episode."""
     warmup: Literal["random", "policy"] = "random"
     """Actions before learning starts: `random` or from the `policy`."""
-    replay: ReplayConfig = ReplayConfig()
+    replay: OrPlain[ReplayConfig] = ReplayConfig()
     """Storage and sampling of transitions; see `ReplayConfig`."""
 
     threaded = False  # a setting of SAC
@@ -262,7 +262,7 @@ class NoRewardFields:
     reward_scale: float = field(init=False, default=1.0)
     reward_signals: SignalSettings = field(init=False, default_factory=dict)
     reward_signal_steps_per_update: float | None = field(init=False, default=None)
-    behavioral_cloning: CloningConfig | None = field(init=False, default=None)
+    behavioral_cloning: OrPlain[CloningConfig | None] = field(init=False, default=None)
 
 
 def end_burn_in(algorithm: ActorCriticFields, optimizer: Optimizer) -> None:

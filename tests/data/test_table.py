@@ -34,6 +34,7 @@ def test_rows_are_taken_as_copies_of_any_shape():
     assert parts["a"].shape == (2, 2, 2, 3) and parts["a"].dtype == np.uint8
     assert parts["b"].tolist() == [[30, 30], [0, 40]]
     assert numbers[:, :, 1].tolist() == [[1.5, 1.5], [0, 2]]
+    assert parts["b"].flags.c_contiguous  # sums of scalar observations would round another way where each is stored once
     parts["b"][:] = -1
     assert table.columns[0]["b"].tolist() == [0, 10, 20, 30, 40]
 

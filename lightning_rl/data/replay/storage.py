@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from lightning_rl.data.replay.hindsight import RelabelConfig
-from lightning_rl.errors import SettingError, as_settings, check_flag, check_path, check_range
+from lightning_rl.errors import OrPlain, SettingError, as_settings, check_flag, check_path, check_range
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
@@ -45,7 +45,7 @@ class ReplayConfig:
     directory: str | None = None
     demonstrations: str | None = None
     demonstration_share: float | None = None
-    relabel: RelabelConfig | None = None
+    relabel: OrPlain[RelabelConfig | None] = None
 
     def __post_init__(self) -> None:
         check_range("replay.alpha", self.alpha, 0, 1)
@@ -144,8 +144,9 @@ class RowTable:
             column[rows] = leaf
 
     def take(self, rows: np.ndarray) -> Tree:
-        """Return copies of rows, `[*rows.shape, ...]`."""
-        return tree_map(self.records.take(rows).__getitem__, self._names)
+        """Return copies of rows, `[*rows.shape, ...]`; numbers are contiguous, so that sums round the same way in both layouts."""
+        leaves = self.fields(self.records.take(rows))
+        return tree_map(lambda leaf: leaf.copy() if leaf.ndim == rows.ndim else leaf, leaves)
 
     def resize(self, rows: int) -> None:
         """Change the number of rows; the first rows keep their values."""
