@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -130,14 +133,26 @@ def forward_signal(trainer: pl.Trainer, number: int) -> None:
 
 
 def leave_results(trainer: pl.Trainer, get_results: Callable[[], object]) -> None:
-    """Leave plain data for the process that spawned or forked this one, if any; Lightning brings back only weights and metrics."""
-    if parent_process() is not None and trainer.strategy.launcher is not None:
-        trainer.callback_metrics[RESULTS] = get_results()  # type: ignore[assignment]
+    """Leave plain data for the process that spawned or forked this one, if any; Lightning brings back only weights and metrics.
+
+    Only the path of a file goes with the metrics: a process cannot end before it has sent these, which waits if a pipe is full.
+    """
+    if parent_process() is not None and trainer.strategy.launcher is not None and trainer.is_global_zero:
+        handle, path = tempfile.mkstemp(suffix=".pt")
+        with os.fdopen(handle, "wb") as file:
+            torch.save(get_results(), file)
+        trainer.callback_metrics[RESULTS] = path  # type: ignore[assignment]
 
 
 def take_results(trainer: pl.Trainer) -> Any:
     """Return what spawned or forked ranks left; None if the run was in this process."""
-    return trainer.callback_metrics.pop(RESULTS) if _waits_for_ranks(trainer) else None
+    if not _waits_for_ranks(trainer):
+        return None
+    path = Path(str(trainer.callback_metrics.pop(RESULTS)))
+    try:
+        return torch.load(path, weights_only=True)
+    finally:
+        path.unlink()
 
 
 def _waits_for_ranks(trainer: pl.Trainer) -> bool:

@@ -347,6 +347,39 @@ def test_counts_of_behaviors_and_lessons_return_from_spawned_processes(tmp_path)
     assert [line for line in result.stdout.splitlines() if line.startswith("FOUND")] == ["FOUND True"] * 5, result.stdout
 
 
+SPAWN_SELF_PLAY = """
+import tempfile
+from pathlib import Path
+import torch
+import lightning_rl as lrl
+
+if __name__ == "__main__":
+    game = {"id": "lightning_rl.envs.games.tic_tac_toe", "num_envs": 2}
+    setting = {"save_steps": 32, "window": 3, "play_against_latest_model_ratio": 0.2}
+    model = lrl.PPO(game, n_steps=8, batch_size=16, max_env_steps=256, self_play=setting)
+    trainer = lrl.Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", enable_progress_bar=False, evaluation=None)
+    trainer.fit(model)
+    (past,) = model.past_selves
+    saved = torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["SelfPlay"]
+    numbers = [number for file in saved["snapshot_files"] for number in file["numbers"]]
+    print("FOUND", past.snapshots.taken == saved["taken"] == 9 and [*past.snapshots.weights] == numbers == [6, 7, 8])
+    print("FOUND", (past.elo, past.elos, len(past.scores)) == (saved["elo"], saved["elos"], len(saved["scores"])) and past.elo != 1200)
+    model.max_env_steps = 320
+    lrl.Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None).fit(model)
+    print("FOUND", past.snapshots.taken == 11 and not list(Path(tempfile.gettempdir()).glob("*.pt")))
+"""
+
+
+@pytest.mark.slow
+def test_snapshots_and_ratings_of_self_play_return_from_spawned_processes(tmp_path):
+    (tmp_path / "script.py").write_text(SPAWN_SELF_PLAY)
+    (tmp_path / "temporary").mkdir()
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    result = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert [line for line in result.stdout.splitlines() if line.startswith("FOUND")] == ["FOUND True"] * 3, result.stdout
+
+
 @pytest.mark.slow
 def test_torchrun_and_two_nodes_train_two_ranks(tmp_path):
     short = "--model.max_env_steps 1024 --evaluation.episodes 4"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.iteration import EndIteration, EndRun, user_callbacks
 from lightning_rl.callbacks.protocols import callbacks_of
@@ -344,21 +343,17 @@ class Run(HookedModule):
         return [self]
 
     def get_results(self) -> State:
-        """Return the counts and lessons, which the next `fit` continues, as plain data.
-
-        It must be small: a process that was spawned cannot end before it has sent this, which waits if a pipe is full.
-        """
-        lessons = [each.state_dict() for each in self.learning_callbacks() if isinstance(each, Curriculum)]
-        return to_plain({"counts": [[getattr(each, name) for name in self.COUNTS] for each in self.parts], "lessons": lessons})
+        """Return the counts, and the state of lessons and of self-play, which the next `fit` continues, as plain data."""
+        callbacks = [each.state_dict() for each in self.learning_callbacks()]
+        return to_plain({"counts": [[getattr(each, name) for name in self.COUNTS] for each in self.parts], "callbacks": callbacks})
 
     def set_results(self, results: State) -> None:
         """Restore what `get_results` returned in another process."""
         for each, counts in zip(self.parts, results["counts"], strict=True):
             for name, count in zip(self.COUNTS, counts, strict=True):
                 setattr(each, name, count)
-        curriculum = [each for each in self.learning_callbacks() if isinstance(each, Curriculum)]
-        for callback, lessons in zip(curriculum, results["lessons"], strict=True):
-            callback.load_state_dict(lessons)
+        for callback, state in zip(self.learning_callbacks(), results["callbacks"], strict=True):
+            callback.load_state_dict(state)
 
     # ---------------------------------------------------------------- saving, loading and resuming
 
