@@ -1,7 +1,7 @@
 """Advantage Actor-Critic, the synchronous form of A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ class A2C(ActorCriticFields, Algorithm):
     """Use RMSprop, as in the paper; otherwise Adam."""
     rms_prop_eps: Annotated[float, Range(0, open_low=True)] = 1e-5
     """ε of RMSprop, added outside its square root."""
+
+    assignable: ClassVar[tuple[str, ...]] = ("gae_lambda", "normalize_advantage")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from inspect import currentframe
+from inspect import Signature, currentframe, signature
 from types import FrameType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,7 +28,14 @@ from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces, add_hidden, as_rows, describe_space, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
-from lightning_rl.training.arguments import Range, check_arguments, complete_settings, plain, read_fields, with_integers
+from lightning_rl.training.arguments import (
+    Range,
+    check_arguments,
+    complete_settings,
+    plain,
+    read_fields,
+    with_integers,
+)
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
 from lightning_rl.training.learning import LearningRun
@@ -41,8 +48,22 @@ RESERVED = {"count", "counted", "length", "updates", "env_steps", "episodes", "b
 """Names that a run uses itself: a setting or attribute with one of these names would shadow it."""
 
 
+class MarkBuilt(type):
+    """Set `is_built` on an instance when its constructor, also that of a subclass, has returned."""
+
+    @property
+    def __signature__(cls) -> Signature:  # otherwise that of `__call__`
+        init = signature(cls.__init__)  # type: ignore[misc]
+        return init.replace(parameters=list(init.parameters.values())[1:])
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        instance = super().__call__(*args, **kwargs)
+        vars(instance)["is_built"] = True
+        return instance
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
-class Algorithm(LearningRun):
+class Algorithm(LearningRun, metaclass=MarkBuilt):
     """A reinforcement-learning algorithm: its networks, experience and loss.
 
     Subclasses build `self.network` in `__post_init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`. A

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class AWAC(CriticFields, OfflineFields, Algorithm):
 
     losses = ("critic_loss", "actor_loss")
     min_optimizers = 2
+    assignable: ClassVar[tuple[str, ...]] = ("beta", "max_weight")
 
     def __post_init__(self) -> None:
         super().__post_init__()

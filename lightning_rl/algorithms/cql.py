@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class CQL(OfflineFields, SAC):
     memory: Memory | None = field(init=False, default=None)  # sampled actions in a sequence's slots would need its features separately
 
     losses = ("conservative_loss", "actor_loss", "temperature_loss")
+    assignable: ClassVar[tuple[str, ...]] = ("cql_alpha", "cql_actions")
 
     def __post_init__(self) -> None:
         super().__post_init__()

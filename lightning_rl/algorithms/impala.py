@@ -1,7 +1,7 @@
 """Importance Weighted Actor-Learner Architecture, with V-trace (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class IMPALA(ActorCriticFields, Algorithm):
     """Use RMSprop, as in the paper; otherwise Adam."""
     rms_prop_eps: Annotated[float, Range(0, open_low=True)] = 0.01
     """ε of RMSprop, added outside its square root."""
+
+    assignable: ClassVar[tuple[str, ...]] = ("clip_rho", "clip_c", "clip_pg_rho", "lambda_")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class IQL(CriticFields, OfflineFields, Algorithm):
 
     losses = ("value_loss", "critic_loss", "actor_loss")
     min_optimizers = 3
+    assignable: ClassVar[tuple[str, ...]] = ("expectile", "beta", "max_weight")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -158,7 +158,7 @@ class MultiAgent(Run):
         datasets: dict[str, RolloutDataset | GroupDataset | ReplayDataset] = {}
         for name, algorithm in self.algorithms.items():
             algorithm.env.side = world.sides[name]
-            algorithm.dataset = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
+            vars(algorithm)["dataset"] = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
             if not isinstance(algorithm.dataset, RolloutDataset | GroupDataset | ReplayDataset):
                 raise SettingError(f"behavior {name}: {type(algorithm).__name__} cannot learn from the steps of a shared environment")
             datasets[name] = algorithm.dataset
@@ -368,7 +368,7 @@ class MultiAgent(Run):
     def end_learning(self) -> None:
         for algorithm in reversed([*self.algorithms.values()]):  # the first one stores torch's settings from before the run
             algorithm.end_learning()
-            algorithm.dataset = None
+            vars(algorithm)["dataset"] = None
 
 
 def seed_of(name: str) -> int:

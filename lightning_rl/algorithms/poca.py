@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -71,6 +71,8 @@ class POCA(ActorCriticFields, Algorithm):
     """Reward of a group: the `sum` of the rewards of its active agents, or their `mean`, for environments that give all the same reward."""
     attention_size: Annotated[int, Range(4)] = 64
     """Width of the attention over agents in the critic, a multiple of 4."""
+
+    assignable: ClassVar[tuple[str, ...]] = ("n_epochs", "gae_lambda", "normalize_advantage", "baseline_coef")
 
     def __post_init__(self) -> None:
         super().__post_init__()

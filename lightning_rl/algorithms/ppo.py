@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ class PPO(ActorCriticFields, Algorithm):
     """Clip the probability ratio of an action, of each part of a Dict or Tuple, or of each dimension or branch."""
     threaded: bool = False
     """Collect the next rollout in a thread during updates, with a policy that is one iteration old."""
+
+    assignable: ClassVar[tuple[str, ...]] = ("n_epochs", "gae_lambda", "normalize_advantage", "target_kl")
 
     def __post_init__(self) -> None:
         super().__post_init__()

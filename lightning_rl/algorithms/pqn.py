@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class PQN(ExplorationFields, Algorithm):
     layer_norm: bool = True
     """Use layer normalization in hidden layers; values may diverge without it (theorem 2)."""
     behavioral_cloning: None = field(init=False, default=None)
+
+    assignable: ClassVar[tuple[str, ...]] = ("n_epochs", "q_lambda")
 
     def __post_init__(self) -> None:
         self.net_arch = [120, 84] if self.net_arch is None else self.net_arch

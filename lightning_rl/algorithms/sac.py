@@ -64,6 +64,7 @@ class SAC(CriticFields, ReplayFields, StateDependentFields, Algorithm):
     wait for something, such as a simulator, or that have their own processes."""
 
     losses: ClassVar[tuple[str, ...]] = ("critic_loss", "actor_loss", "temperature_loss")
+    assignable: ClassVar[tuple[str, ...]] = ("policy_delay",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is `n_critics: 1,
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ class TD3(CriticFields, ReplayFields, Algorithm):
 
     losses = ("critic_loss", "actor_loss")
     min_optimizers = 2
+    assignable: ClassVar[tuple[str, ...]] = ("target_policy_noise", "target_noise_clip")
 
     def __post_init__(self) -> None:
         super().__post_init__()

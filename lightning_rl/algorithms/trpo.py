@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,14 @@ class TRPO(ActorCriticFields, Algorithm):
     behavioral_cloning: None = field(init=False, default=None)
 
     losses = ("value_loss",)
+    assignable: ClassVar[tuple[str, ...]] = (
+        "gae_lambda",
+        "normalize_advantage",
+        "target_kl",
+        "cg_max_steps",
+        "cg_damping",
+        "n_critic_updates",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

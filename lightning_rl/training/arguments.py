@@ -116,6 +116,30 @@ def read_fields(instance: Dataclass) -> dict[str, Schedule]:
     return schedules
 
 
+def change_setting(algorithm: Any, name: str, value: object) -> object:
+    """Check a setting that is assigned to an algorithm after construction, and store it for checkpoints. Return its value.
+
+    Raises `SettingError`: the value is wrong, or the setting is one of this package that is read during construction.
+    """
+    cls = type(algorithm)
+    kinds = _kinds_of(cls).get(name, [])
+    is_ours = any(name in inspect.get_annotations(base) for base in cls.__mro__ if base.__module__.startswith("lightning_rl."))
+    assignable = {each for base in cls.__mro__ for each in vars(base).get("assignable", ())}
+    if is_ours and name not in assignable and not is_scheduled(kinds):
+        raise SettingError(f"{cls.__name__}.{name} is read in the constructor: {cls.__name__}(…, {name}={value!r})")
+    algorithm.hparams[name] = plain(as_points(name, value) if callable(value) and is_scheduled(kinds) else value)
+    value, schedule = read_value(name, value, kinds) if kinds else (value, None)
+    algorithm.schedules.pop(name, None)
+    if schedule is not None:
+        algorithm.schedules[name] = schedule
+    return value
+
+
+def is_scheduled(kinds: list[Kind]) -> bool:
+    """Return whether a setting may follow a schedule."""
+    return any(isinstance(note, BuildSchedule) for _, notes in kinds for note in notes)
+
+
 def read_value(name: str, value: object, kinds: list[Kind]) -> tuple[object, Schedule | None]:
     """Check a setting against its allowed types. Return its value and its schedule, if it has one.
 
@@ -196,9 +220,7 @@ def complete_settings(cls: type[Dataclass], args: tuple[object, ...], kwargs: Ma
     parameters = settings_of(cls)
     defaults = {name: default_of(cls, each) for name, each in parameters.items() if each.default is not each.empty}
     settings = defaults | convert_integers(parameters, {**dict(zip(parameters, args, strict=False)), **kwargs})
-    scheduled = {
-        name for name, kinds in _kinds_of(cls).items() if any(isinstance(note, BuildSchedule) for _, notes in kinds for note in notes)
-    }
+    scheduled = {name for name, kinds in _kinds_of(cls).items() if is_scheduled(kinds)}
     for name in scheduled & settings.keys():
         if callable(function := settings[name]):
             settings[name] = as_points(name, function)

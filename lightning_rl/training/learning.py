@@ -31,6 +31,7 @@ from lightning_rl.networks.normalization import NoNormalizer
 from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.schedules import Schedule
+from lightning_rl.training.arguments import change_setting
 from lightning_rl.training.experience import Metric, Number
 from lightning_rl.training.replay import load_buffer
 from lightning_rl.training.run import Run
@@ -80,6 +81,8 @@ class LearningRun(Run):
     """This rank's random generator for learning, on the CPU."""
     needs_next_obs = False
     """Whether on-policy batches have `next_obs` and `terminated` for a loss; else they have them only if a reward signal needs them."""
+    assignable: ClassVar[tuple[str, ...]] = ("max_env_steps", "max_grad_norm")
+    """Settings of a class that are read each time they are used, and may be assigned, as those may that follow a schedule."""
     min_optimizers = 1
     """Number of optimizers that the updates need."""
     optimizer_numbers = slice(None)
@@ -149,6 +152,11 @@ class LearningRun(Run):
         """The snapshots that it plays against and their ratings, which the next `fit` continues."""
         config = self.self_play
         return [] if config is None else [SelfPlay(config, Snapshots(self.network, config.window), self.behavior)]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "is_built" in vars(self) and name in self.hparams:
+            value = change_setting(self, name, value)
+        super().__setattr__(name, value)
 
     def with_side_learners(self, *optimizers: Optimizer) -> list[Optimizer]:
         """Return the optimizers of an algorithm, followed by those of its side learners.
@@ -304,7 +312,7 @@ class LearningRun(Run):
     def schedule(self, progress: float) -> None:
         self.recorded.clear()
         for name, schedule in self.schedules.items():
-            setattr(self, name, schedule(progress))
+            vars(self)[name] = schedule(progress)
         theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler sets their rates
         for optimizer in self.own_optimizers:
             if isinstance(optimizer, ScheduledOptimizer) and optimizer not in theirs:

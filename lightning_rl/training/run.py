@@ -225,9 +225,9 @@ class Run(HookedModule):
 
     def train_dataloader(self) -> ExperienceDataset:
         if self.dataset is None:  # Lightning may call this again in each epoch, and the run continues
-            self.dataset = self.experience()
-            self.dataset.collected = self.count_steps
-        return self.dataset
+            dataset = vars(self)["dataset"] = self.experience()  # offline it replaces the setting of this name
+            dataset.collected = self.count_steps
+        return self.dataset  # type: ignore[return-value]
 
     def check_experience(self) -> None:
         """Raise `SettingError` if the Trainer's batches are not this run's experience."""
@@ -334,7 +334,7 @@ class Run(HookedModule):
                 print(printable(f"rank {self.global_rank}: {notice}"))
             self._print_notices([self.notices])
             self.dataset.collector.close()
-            self.dataset = None
+            vars(self)["dataset"] = None
             self.end_learning()
 
     @property

@@ -1,7 +1,7 @@
 """Settings that several algorithms share, as groups of dataclass fields."""
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from torch.optim import Adam, Optimizer
 
@@ -150,6 +150,8 @@ class ExplorationFields(ExploringPart):
     exploration_final_eps: Annotated[float, Range(0, 1)] = 0.05
     """Final share of random actions."""
 
+    assignable: ClassVar[tuple[str, ...]] = ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
+
     def exploration(self, progress: float) -> float:
         """Return ε, the share of random actions; `progress` goes from 0 to 1."""
         return piecewise([[0, self.exploration_initial_eps], [self.exploration_fraction, self.exploration_final_eps]])(progress)
@@ -223,6 +225,8 @@ class ActorCriticFields(StateDependentFields, ActorCriticPart):
     """Initial log σ of Box actions."""
     ortho_init: bool = True
     """Initialize weights orthogonally."""
+
+    assignable: ClassVar[tuple[str, ...]] = ("vf_coef",)
 
 
 def actor_settings(algorithm: Any) -> dict[str, Any]:

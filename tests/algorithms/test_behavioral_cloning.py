@@ -262,7 +262,7 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss_on_request(tmp_pat
 
 def test_validation_evaluates_all_held_back_data_like_one_minibatch():
     model = attached(tiny(BehavioralCloning, dataset=at_random("tests.environments:Scripted-v0", "{}", episodes=30), ent_coef=0.1))
-    model.dataset = experience.demonstrations(model, model.source, model.settings)
+    vars(model)["dataset"] = experience.demonstrations(model, model.source, model.settings)
     held = model.dataset.held
     found = model.validate()
     loss, told = model.imitation_loss(held.batch(np.arange(len(held))), model.ent_coef)
