@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union, 
 import numpy as np
 from torch.nn import Module
 
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.errors import SettingError, check_choice, check_flag, check_integers, check_range
 from lightning_rl.networks.memory import Memory
 from lightning_rl.schedules import BuildSchedule, Schedule, as_points, make_schedule
@@ -127,6 +127,7 @@ def change_setting(algorithm: Any, name: str, value: object) -> object:
     assignable = {each for base in cls.__mro__ for each in vars(base).get("assignable", ())}
     if is_ours and name not in assignable and not is_scheduled(kinds):
         raise SettingError(f"{cls.__name__}.{name} is read in the constructor: {cls.__name__}(…, {name}={value!r})")
+    value = as_config(value) if name == "env" else value
     algorithm.hparams[name] = plain(as_points(name, value) if callable(value) and is_scheduled(kinds) else value)
     value, schedule = read_value(name, value, kinds) if kinds else (value, None)
     algorithm.schedules.pop(name, None)

@@ -81,7 +81,7 @@ class LearningRun(Run):
     """This rank's random generator for learning, on the CPU."""
     needs_next_obs = False
     """Whether on-policy batches have `next_obs` and `terminated` for a loss; else they have them only if a reward signal needs them."""
-    assignable: ClassVar[tuple[str, ...]] = ("max_env_steps", "max_grad_norm")
+    assignable: ClassVar[tuple[str, ...]] = ("env", "log_interval", "max_env_steps", "max_grad_norm")
     """Settings of a class that are read each time they are used, and may be assigned, as those may that follow a schedule."""
     min_optimizers = 1
     """Number of optimizers that the updates need."""

@@ -66,12 +66,13 @@ def random_state() -> State:
 
 
 def draw_seed() -> None:
-    """Seed torch for a new run by a number from its generator, unless Lightning has seeded it.
+    """Seed torch again, by a number from its generator, unless the user seeded it or Lightning.
 
-    Runs that begin from the same seed of the user are equal, and the program's next run does not repeat this one's episodes.
+    Otherwise the program's next run would repeat this one's episodes. Torch's own seeds are random numbers of 64 bits, and drawn ones are
+    large too: a seed below 2^32 is the user's.
     """
-    if "PL_GLOBAL_SEED" not in os.environ:
-        torch.manual_seed(int(torch.randint(2**32, ())))
+    if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() >= 2**32:
+        torch.manual_seed(int(torch.randint(2**32, 2**62, ())))
 
 
 def set_random_state(state: State) -> None:
