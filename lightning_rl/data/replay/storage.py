@@ -145,7 +145,7 @@ class RowTable:
 
     def take(self, rows: np.ndarray) -> Tree:
         """Return copies of rows, `[*rows.shape, ...]`; numbers are contiguous, so that sums round the same way in both layouts."""
-        leaves = self.fields(self.records.take(rows))
+        leaves = tree_map(self.records.take(rows).__getitem__, self._names)
         return tree_map(lambda leaf: leaf.copy() if leaf.ndim == rows.ndim else leaf, leaves)
 
     def resize(self, rows: int) -> None:
