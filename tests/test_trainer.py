@@ -222,12 +222,14 @@ def test_unseeded_runs_after_a_continued_one_differ(folder):
     make = lambda steps: PPO("CartPole-v1", n_steps=8, batch_size=64, max_env_steps=steps, net_arch=[8])  # noqa: E731
     trainer = Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None)
     trainer.fit(make(64))
-    drawn = [torch.initial_seed()]
-    trainer.fit(make(128), ckpt_path=trainer.run_folder)
+    run = trainer.run_folder
+    drawn = []
     for _ in range(2):
+        trainer.fit(make(128), ckpt_path=run)
         trainer.fit(make(64))
         drawn.append(torch.initial_seed())
-    assert len(set(drawn)) == 3
+    trainer.fit(make(64))
+    assert len({*drawn, torch.initial_seed()}) == 3
 
 
 def test_a_run_without_evaluations_has_no_best_checkpoint_and_the_line_names_its_last(fit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -65,14 +66,17 @@ def random_state() -> State:
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-def draw_seed() -> None:
-    """Seed torch again, by a number from its generator, unless the user seeded it or Lightning.
+LEAST_OWN_SEED = 2**32
+"""Torch's own seeds are random numbers of 64 bits, and those of runs are at least this: a smaller one is the user's."""
+run_numbers = itertools.count()
+"""Two runs that begin with the same state of torch's generator, as after two resumed runs, differ by these."""
 
-    Otherwise the program's next run would repeat this one's episodes. Torch's own seeds are random numbers of 64 bits, and drawn ones are
-    large too: a seed below 2^32 is the user's.
-    """
-    if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() >= 2**32:
-        torch.manual_seed(int(torch.randint(2**32, 2**62, ())))
+
+def draw_seed() -> None:
+    """Seed torch again unless the user seeded it or Lightning: otherwise the program's next run would repeat this one's episodes."""
+    if "PL_GLOBAL_SEED" not in os.environ and torch.initial_seed() >= LEAST_OWN_SEED:
+        entropy = [int(torch.randint(2**32, ())), next(run_numbers)]
+        torch.manual_seed(LEAST_OWN_SEED + int(np.random.SeedSequence(entropy).generate_state(1)[0]))
 
 
 def set_random_state(state: State) -> None:

@@ -98,10 +98,11 @@ def test_a_checkpoint_cannot_name_a_class_of_a_library(folder):
 
 
 def test_a_stopped_run_resumes_to_the_same_weights(folder):
+    whole, first, second = (tiny(PPO, "CartPole-v1", encoder=Doubled) for _ in range(3))
     quiet = {"accelerator": "cpu", "evaluation": None, "enable_progress_bar": False}
-    lrl.Trainer(**quiet).fit(whole := tiny(PPO, "CartPole-v1", encoder=Doubled))
-    lrl.Trainer(**quiet, run_name="half", max_steps=3).fit(first := tiny(PPO, "CartPole-v1", encoder=Doubled))
-    lrl.Trainer(**quiet, run_name="half").fit(second := tiny(PPO, "CartPole-v1", encoder=Doubled), ckpt_path="last")
+    lrl.Trainer(**quiet).fit(whole)
+    lrl.Trainer(**quiet, run_name="half", max_steps=3).fit(first)
+    lrl.Trainer(**quiet, run_name="half").fit(second, ckpt_path="last")
     assert first.env_steps == 48 and torch.equal(weights(whole), weights(second))
 
 
