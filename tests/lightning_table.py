@@ -153,7 +153,7 @@ FLAGS = [
     *flag("benchmark", True, False),
     *flag("inference_mode", True, False, note="False is the default: tensors that modules keep in evaluations can be learned from"),
     *flag("use_distributed_sampler", True, False, note="experience has no sampler"),
-    *flag("sync_batchnorm", True, False, note="between GPUs, as torch does"),
+    *flag("sync_batchnorm", True, False, note="between GPUs; on CPUs torch refuses it for a network with BatchNorm"),
     *flag("detect_anomaly", True, False),
     *flag("enable_autolog_hparams", True, False),
     *flag("barebones", True, note="no evaluations, checkpoints, rows or bar"),

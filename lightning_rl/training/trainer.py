@@ -56,6 +56,7 @@ from lightning_rl.training.trainer_flags import (
     check_flags,
     check_loggers,
     check_run_name,
+    describe_zero_limits,
     own_callbacks,
 )
 
@@ -216,12 +217,9 @@ class Trainer(EvaluatingTrainer):
             if ckpt_path == "last" and found is None:
                 self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting a new run")
             count = model.count if found is None else check_fits(model, found)
-            for line in () if found is None else (differences(found), describe_changes(model, found)):
+            for line in (*describe_zero_limits(self), *(() if found is None else (differences(found), describe_changes(model, found)))):
                 if line is not None:
                     self.say(line)
-            for name in ("max_steps", "max_epochs", "limit_train_batches"):
-                if getattr(self, name) == 0:
-                    self.say(f"trainer.{name} 0: nothing is trained")
             if count >= model.length:
                 self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to continue")
                 if found is None:

@@ -67,6 +67,12 @@ def check_epochs(max_epochs: int | None, limit_train_batches: float | None) -> N
         raise SettingError(f"trainer.max_epochs {max_epochs}: a run is one epoch; {instead}")
 
 
+def describe_zero_limits(trainer: pl.Trainer) -> list[str]:
+    """Return a line for each limit of 0, with which a run has no iteration."""
+    limits = ("max_steps", "max_epochs", "limit_train_batches")
+    return [f"trainer.{name} 0: nothing is trained" for name in limits if getattr(trainer, name) == 0]
+
+
 def check_barebones(evaluation: EvaluationConfig | None, checkpoint: CheckpointConfig | None) -> None:
     """Raise `SettingError` if a setting that barebones turns off is set."""
     for name, section, default in (("evaluation", evaluation, EvaluationConfig()), ("checkpoint", checkpoint, CheckpointConfig())):
