@@ -234,7 +234,7 @@ class FileStore:
         """Return the file of a manifest's entry. Raises `ValueError`: it names none."""
         name, size, sha256 = (entry[key] for key in File._fields)
         if not (isinstance(name, str) and self.is_name(name) and type(size) is int and isinstance(sha256, str)):
-            raise ValueError(f"{shorten(repr(name), 40, placeholder=' …')} is not the name of a segment")
+            raise ValueError(f"{shorten(repr(name), 40, placeholder=' …')} is not the name of a file here")
         return File(name, size, sha256)
 
     def read(self, file: File, max_bytes: float = math.inf) -> bytes:
