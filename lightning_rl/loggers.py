@@ -18,7 +18,7 @@ from typing import Protocol
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
@@ -221,15 +221,20 @@ def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float
     """Pass a row of metrics and the run's count to all loggers and to callbacks that monitor a metric."""
     row = {algorithm.counter: algorithm.count, **metrics}
     for logger in reversed(trainer.loggers):  # ours is last in the list: its file gets the row even if others fail
+        name = type(logger).__name__
         try:
-            with going_on(algorithm, f"a row of {type(logger).__name__}"):
-                logger.log_metrics(row, step=algorithm.count)
-        except Exception as error:  # TensorBoard wraps the error of its thread, and cannot write any more
+            logger.log_metrics(row, step=algorithm.count)
+            logger.save()  # a thread of TensorBoard's writes: its error shall come here, not where Lightning closes loggers
+        except Exception as error:  # may wrap the one of the disk
             refused = next((cause for cause in causes_of(error) if isinstance(cause, OSError)), None)
             if refused is None:
                 raise
-            algorithm.say(f"{type(logger).__name__} could not write and is turned off, the run goes on: {refused.strerror or refused}")
-            trainer.loggers = [each for each in trainer.loggers if each is not logger]
+            why = refused.strerror or refused
+            if isinstance(logger, TensorBoardLogger):  # its thread has ended
+                algorithm.say(f"{name} could not write and is turned off, the run goes on: {why}")
+                trainer.loggers = [each for each in trainer.loggers if each is not logger]
+            else:
+                algorithm.say(f"a row of {name} could not be written, the run goes on: {why}")
     show_to_callbacks(trainer, row)
 
 

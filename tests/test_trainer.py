@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import gymnasium as gym
 import pytest
@@ -569,6 +571,30 @@ def test_a_logger_whose_disk_is_full_is_reported_in_one_line(fit, folder, capfd)
     run = fit(callbacks=[Full()], enable_progress_bar=True).run_folder
     out, err = capfd.readouterr()
     assert err == "" and "TensorBoardLogger could not write and is turned off, the run goes on: Is a directory\n" in out
+    assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == 96
+
+
+def test_a_disk_that_is_full_at_the_last_row_does_not_end_the_run_when_its_loggers_are_closed(fit, folder, capfd):
+    class Full(pl.Callback):
+        """The disk has no room for the end of the last row, which TensorBoard's thread writes a little later."""
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if batch_idx == 5:
+                rows = trainer.logger.experiment._get_file_writer().event_writer._async_writer
+                write = rows._writer.write
+
+                def write_all_but_the_last(event):
+                    time.sleep(0.03)
+                    if rows._byte_queue.empty():
+                        raise OSError(errno.ENOSPC, "No space left on device")
+                    write(event)
+
+                rows._writer.write = write_all_but_the_last
+
+    run = fit(callbacks=[Full()], evaluation=None, enable_progress_bar=True).run_folder
+    out, err = capfd.readouterr()
+    assert err == "" and "TensorBoardLogger could not write and is turned off, the run goes on: No space left on device\n" in out
+    assert (run / "checkpoints/last.ckpt").is_file()
     assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == 96
 
 
