@@ -26,6 +26,12 @@ BUILDERS = ("env", "parallel_env", "raw_env")
 """Names of the functions that build an environment in a module of PettingZoo, and in packages that follow it."""
 
 
+def path_of(named: object) -> str | None:
+    """Return the import path of a class or function; None if it has none, such as a lambda or a class that is defined in a function."""
+    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", "")
+    return f"{module}.{name}" if named is not None and getattr(sys.modules.get(str(module)), name, None) is named else None
+
+
 def import_modules(names: Iterable[str]) -> None:
     """Import the modules that `--import` names."""
     for module in names:

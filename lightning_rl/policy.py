@@ -1,6 +1,6 @@
 """Use a trained policy: `lrl.load_policy`, `lrl.make_env`, `lrl.evaluate`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
@@ -16,7 +16,7 @@ from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.data.episodes import Episode, longest_episode, summarize
 from lightning_rl.data.opponents import Script, ScriptedPolicy, find_exploitability, name_opponent
-from lightning_rl.envs.config import EnvConfig, single_env_config
+from lightning_rl.envs.config import Env, EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env as build_env
 from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
@@ -29,9 +29,6 @@ from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.run import Run
 from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_to_numpy, tree_to_torch
-
-Env = EnvConfig | str | Callable[[], gym.Env]
-"""How to build an environment: settings, an id, or a function."""
 
 
 class Policy:

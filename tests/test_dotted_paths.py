@@ -47,7 +47,7 @@ HOSTILE = {
         "--model.env.id pettingzoo.utils.conversions.parallel_to_aec",
         "is not called: it is a function of pettingzoo.utils.conversions",
     ),
-    "a class": ("--model.env.id mine.Note", "mine.Note builds Note, which is not a PettingZoo environment"),
+    "a class": ("--model.env.id mine.Note", "mine.Note builds Note, which is neither a gymnasium.Env nor a PettingZoo environment"),
     "a wrapper": ("--model.env.id CartPole-v1 --model.env.wrappers [mine.note]", "mine.note is not a gymnasium.Wrapper"),
     "a wrapper that is a class": ("--model.env.id CartPole-v1 --model.env.wrappers [mine.Note]", "mine.Note is not a gymnasium.Wrapper"),
     "a module of wrappers": ("--model.env.id CartPole-v1 --model.env.wrappers [antigravity.x]", "antigravity is a module of Python's"),

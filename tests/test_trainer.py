@@ -449,7 +449,10 @@ def test_a_run_that_continues_keeps_its_threads(fit):
 
 
 def test_a_function_that_builds_environments_names_the_folder(fit):
-    assert str(fit(env=PPO(Endless, n_steps=8, batch_size=32, max_env_steps=64)).run_folder) == "runs/PPO/Endless/version_0"
+    assert (
+        str(fit(env=PPO(Endless, n_steps=8, batch_size=32, max_env_steps=64)).run_folder)
+        == f"runs/PPO/{Endless.__module__}.Endless/version_0"
+    )
 
 
 def test_a_run_prints_its_folder_and_no_progress_without_a_progress_bar(fit, capsys):
@@ -507,8 +510,9 @@ def test_an_interrupted_run_keeps_its_weights_and_prints_its_folder(folder, capf
     model = PPO(Interrupted, n_steps=1, batch_size=8, max_env_steps=10_000)
     with pytest.raises(KeyboardInterrupt):
         Trainer(accelerator="cpu", evaluation=None).fit(model)
-    assert torch.load(folder / "runs/PPO/Interrupted/version_0/checkpoints/last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 24
-    assert "run: runs/PPO/Interrupted/version_0" in capfd.readouterr().out
+    run = f"runs/PPO/{__name__}.Interrupted/version_0"
+    assert torch.load(folder / f"{run}/checkpoints/last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 24
+    assert f"run: {run}" in capfd.readouterr().out
 
 
 def test_evaluation_of_a_ready_environment_is_refused_before_the_first_step(folder):

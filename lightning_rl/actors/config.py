@@ -108,7 +108,7 @@ def make_workers(build: BuildActor | BuildEvaluator, config: ActorsConfig, netwo
         return LocalWorkers(build, config.num_actors, network)
     if config.backend == "threads":
         return ThreadWorkers(build, config.num_actors, network)
-    registered = BuildRegistered(build, gym.registry.get(build.env.id) if isinstance(build.env, EnvConfig) else None)
+    registered = BuildRegistered(build, gym.registry.get(build.env.name) if isinstance(build.env, EnvConfig) else None)
     timeout = ANSWER_TIMEOUT if config.timeout is None else min(config.timeout, LONGEST_WAIT)
     max_restarts = MAX_RESTARTS if config.max_restarts is None else config.max_restarts
     if config.backend == "ray":

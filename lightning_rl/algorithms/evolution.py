@@ -92,7 +92,7 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
                 "and actors.backend processes for more cores"
             )
         if self.spaces.agents:
-            name = f" such as {self.env.id}" if isinstance(self.env, EnvConfig) else ""
+            name = f" such as {self.env.name}" if isinstance(self.env, EnvConfig) else ""
             raise SettingError(f"{type(self).__name__} does not support multi-agent environments{name}; use another algorithm")
         self.evaluators = check_actors(self.actors)
         self.generation_settings: dict[str, Any] = {

@@ -27,7 +27,7 @@ from lightning_rl.data.opponents import Script, explain_unsaved, find_exploitabi
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.envs.config import EnvConfig, EnvSource, single_env_config
+from lightning_rl.envs.config import Env, EnvConfig, EnvSource, as_config, single_env_config
 from lightning_rl.envs.make import describe_wrappers, make_copies
 from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range, check_seed
@@ -83,7 +83,7 @@ class RolloutEvaluator(pl.Callback):
     generators keep their state.
 
     Args:
-        env: settings of the environment, or a function that builds it; default: the algorithm's environment.
+        env: the environment: its settings or, in Python, an id, or a class or function that builds it; default: the algorithm's.
         file: a CSV file with one row per episode.
         every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, every_n_updates, opponent, max_share: as in
             `EvaluationConfig`.
@@ -97,7 +97,7 @@ class RolloutEvaluator(pl.Callback):
         num_envs: int = 10,
         deterministic: bool = True,
         max_episode_steps: int | None = None,
-        env: EnvConfig | Callable[[], gym.Env] | None = None,
+        env: Env | None = None,
         file: Path | None = None,
         every_n_updates: int | None = None,
         opponent: str | Script = "random",
@@ -115,7 +115,8 @@ class RolloutEvaluator(pl.Callback):
         self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
         self.episodes, self.seed = episodes, seed
         self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
-        self.env, self.file, self.opponent, self.max_share = env, file, name_opponent("evaluation.opponent", opponent), max_share
+        self.env, self.file, self.max_share = None if env is None else as_config(env), file, max_share
+        self.opponent = name_opponent("evaluation.opponent", opponent)
         self.table: CsvTable | None = None
         self.wrappers: list[Wrapper] = []
         """Wrappers with which other callbacks watch each environment; variants are played without them."""
@@ -315,7 +316,8 @@ class RolloutEvaluator(pl.Callback):
 
     @property
     def state_key(self) -> str:
-        env = getattr(self.env, "id", self.env and getattr(self.env, "__qualname__", None))
+        given = getattr(self.env, "id", self.env)
+        env = given if isinstance(given, str) else getattr(given, "__qualname__", None)
         own = {"env": env, "episodes": self.episodes, "seed": self.seed, "deterministic": self.deterministic}
         return f"{type(self).__qualname__}{own if self.opponent == 'random' else own | {'opponent': self.opponent}}"
 

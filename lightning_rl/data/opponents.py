@@ -216,12 +216,12 @@ def find_exploitability(env: object, spaces: Spaces, network: object, determinis
         network: the policy.
         deterministic: whether the policy plays its most likely moves.
     """
-    if not isinstance(env, EnvConfig) or env.id not in JUDGED or GAMES[env.id].observation != spaces.observation:
+    if not isinstance(env, EnvConfig) or env.name not in JUDGED or GAMES[env.name].observation != spaces.observation:
         return {}
     if not isinstance(network, PolicyNetwork) or tree_leaves(network.initial_memory(1)):
         return {}
     with eval_mode(network):
-        return {"exploitability": exploitability(env.id, Probabilities(network, deterministic))}
+        return {"exploitability": exploitability(env.name, Probabilities(network, deterministic))}
 
 
 class Probabilities:

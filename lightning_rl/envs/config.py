@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import gymnasium as gym
 
+from lightning_rl.dotted_paths import path_of
 from lightning_rl.envs.agents.copies import is_path
 from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
@@ -28,8 +29,10 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     Wrapper = str | type[gym.Wrapper] | dict[str, Any]
+    EnvId = str | Callable[..., object]
 else:  # what config files can hold
     Wrapper = str | dict[str, Any]
+    EnvId = str
 
 TASK = ("id", "kwargs", "wrappers", "max_episode_steps", "frame_stack", "atari", "parameters", "observe_parameters")
 """Settings that define the task; the others say how many environments run in parallel, and how."""
@@ -42,7 +45,8 @@ class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: `CartPole-v1`, `module:EnvId-v0`, or for several agents a path such as `mpe2.simple_spread_v3` or `vmas.balance`.
+        id: `CartPole-v1`, `module:EnvId-v0`, or the path of a class or function such as `my_envs.Corridor` or `mpe2.simple_spread_v3`;
+            from Python, also these themselves.
         num_envs: number of parallel environments in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto`: `async` for several Atari games on several cores, `native` for `Torch/…`, numpy for classic control, else `sync`.
@@ -62,7 +66,7 @@ class EnvConfig:
         max_restarts: for `async`: how often each environment may be restarted in an hour; default: 10.
     """
 
-    id: str
+    id: EnvId
     num_envs: int = DEFAULT_NUM_ENVS
     vectorization: Vectorization = "auto"
     autoreset: Autoreset | None = None
@@ -77,10 +81,9 @@ class EnvConfig:
     max_restarts: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.id, str) or not self.id:
-            name = getattr(self.id, "__name__", "Own")
-            own = f'; register your own environment by gymnasium.register("{name}-v0", …)' if callable(self.id) else ""
-            raise SettingError(f"env.id must be the id of an environment such as CartPole-v1, got {shorten(repr(self.id), 60)}{own}")
+        if not (isinstance(self.id, str) and self.id) and not callable(self.id):
+            kinds = "the id of an environment such as CartPole-v1, or a class or function that builds one"
+            raise SettingError(f"env.id must be {kinds}; got {shorten(repr(self.id), 60)}")
         for name, kind in {"kwargs": dict, "wrappers": list}.items():
             if not isinstance(getattr(self, name), kind):
                 raise SettingError(f"env.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
@@ -106,26 +109,39 @@ class EnvConfig:
             if getattr(self, name) is not None and mode != "async":
                 raise SettingError(f"env.{name} needs vectorization async, but it is {mode}; remove it")
         if self.vectorization in ("native", "envpool"):
+            if not self.is_registered:
+                only = "registered environments of one agent"
+                raise SettingError(f"env.vectorization {self.vectorization} is for {only}; leave it out for {self.name}")
             for name in ("wrappers", "frame_stack", "atari", "parameters"):
                 if getattr(self, name):
                     raise SettingError(f"env.{name} does not work with vectorization {self.vectorization}; use sync or async")
-        if self.has_agents:
-            self._check_agents()
 
-    def _check_agents(self) -> None:
-        """Raise `SettingError` for settings that environments of several agents do not support."""
+    def check_agents(self) -> None:
+        """Raise `SettingError` for settings that environments of several agents, as this one has, do not support."""
         if self.vectorization not in ("auto", "sync"):
-            raise SettingError(f"env.vectorization {self.vectorization} is for environments of one agent; leave it out for {self.id}")
+            raise SettingError(f"env.vectorization {self.vectorization} is for environments of one agent; leave it out for {self.name}")
         for name in ("autoreset", "wrappers", "frame_stack", "atari", "observe_parameters"):
             if getattr(self, name):
-                raise SettingError(f"env.{name} is for environments of one agent; {self.id} has several: wrap it in a function of your own")
-        if self.parameters and (is_vmas(self.id) or self.id in GAMES):
-            raise SettingError(f"env.parameters: {self.id} has none that a reset can set; leave them out")
+                raise SettingError(
+                    f"env.{name} is for environments of one agent; {self.name} has several: wrap it in a function of your own"
+                )
+        if self.parameters and (is_vmas(self.name) or self.name in GAMES):
+            raise SettingError(f"env.parameters: {self.name} has none that a reset can set; leave them out")
 
     @property
-    def has_agents(self) -> bool:
-        """Return whether this environment has several agents: its id is then a path."""
-        return is_path(self.id)
+    def path(self) -> str | None:
+        """Return the id, or the import path of the class or function; None if it has none."""
+        return self.id if isinstance(self.id, str) else path_of(self.id)
+
+    @property
+    def name(self) -> str:
+        """Return the id, or the name of the class or function."""
+        return self.id if isinstance(self.id, str) else str(getattr(self.id, "__name__", type(self.id).__name__))
+
+    @property
+    def is_registered(self) -> bool:
+        """Return whether `gymnasium.make` builds this environment; others are built by a class or function, or by a path to one."""
+        return isinstance(self.id, str) and not is_path(self.id)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -136,7 +152,7 @@ class EnvConfig:
     def lives_on_device(self) -> bool:
         """Return whether these are torch environments that `auto` steps as a batch: no setting needs single environments."""
         singles = self.wrappers, self.frame_stack, self.atari, self.parameters
-        return self.id.startswith(PREFIX) and not any(singles) and self.autoreset in (None, "SAME_STEP")
+        return self.name.startswith(PREFIX) and not any(singles) and self.autoreset in (None, "SAME_STEP")
 
     @property
     def is_several_games(self) -> bool:
@@ -178,8 +194,8 @@ else:  # what config files can hold
 
 
 def as_config(env: object) -> EnvSource:
-    """Convert an id, a mapping or an environment to settings or a builder; return settings, vector environments and functions unchanged."""
-    if isinstance(env, str):
+    """Convert an id, a mapping, an environment, or a class or function with an import path to settings; return others unchanged."""
+    if isinstance(env, str) or (callable(env) and path_of(env) is not None):
         return EnvConfig(env)
     if isinstance(env, Mapping):
         if "id" not in env:
@@ -244,10 +260,10 @@ class ChangedEnv:
     @property
     def spec(self) -> gym.envs.registration.EnvSpec:
         """Return the spec of gymnasium's environment, which gives its name."""
-        return gym.spec(self.config.id)
+        return gym.spec(self.config.name)
 
     def __call__(self) -> gym.Env:
-        env = gym.make(self.config.id, **{"disable_env_checker": True, **self.config.arguments})
+        env = gym.make(self.config.name, **{"disable_env_checker": True, **self.config.arguments})
         vars(env.unwrapped).update(self.changes)
         return env
 

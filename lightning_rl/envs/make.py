@@ -71,12 +71,12 @@ def make_vector_env(env: EnvSource, num_envs: int = DEFAULT_NUM_ENVS, first: int
     if env.vectorization == "envpool":
         return _make_envpool(env)
     if env.vectorization == "native":
-        envs = _build(env, partial(gym.make_vec, env.id, env.num_envs, "vector_entry_point", **env.arguments))
+        envs = _build(env, partial(gym.make_vec, env.name, env.num_envs, "vector_entry_point", **env.arguments))
         check_wrappers(envs)
         return HostView(envs) if gives_tensors(envs) else envs
     build, mode = partial(make_env, env), AutoresetMode[env.autoreset or "SAME_STEP"]
     if env.vectorization == "async":
-        return WorkerVectorEnv(build, env.num_envs, mode, env.id, env.step_timeout, env.max_restarts, first)
+        return WorkerVectorEnv(build, env.num_envs, mode, env.name, env.step_timeout, env.max_restarts, first)
     builders = [partial(build, first + i) for i in range(env.num_envs)]
     if mode is AutoresetMode.SAME_STEP:
         one = builders[0]()
@@ -92,39 +92,21 @@ def make_env(config: EnvSource, index: int = 0) -> gym.Env:
     """
     if isinstance(config, VectorEnv):
         raise SettingError("a ready vector environment cannot be built again; pass an id, an EnvConfig, or a function that builds one")
-    if not isinstance(config, EnvConfig):
-        try:
-            built = config()
-        except SettingError:
-            raise
-        except BaseException as error:  # a constructor may raise anything
-            name = getattr(config, "__name__", "of a function")
-            keep_running(error, f"the environment {name}")
-            raise SettingError(f"the environment {name} cannot be built: {_reason(error)}{place_in_code(error)}") from error
-        if not isinstance(built, gym.Env) and not has_agents(built):
-            name = getattr(config, "__name__", "a function")
-            raise SettingError(f"{name} must return a gymnasium.Env, or an environment of several agents; it returned {built!r}")
-        if has_agents(built):
-            return wrap_agents(built, type(built).__name__, index)
-        check_wrappers(built)
-        return with_mask_info(built)
-    if config.has_agents:
-        builder = find_builder(config.id)
-        arguments = vmas_arguments(config) if isinstance(builder, Scenario) else config.kwargs
-        agents = wrap_agents(_build(config, partial(builder, **arguments)), config.id, index)
-        return EnvParameters(agents, as_parameters(config.parameters), index) if config.parameters else agents
+    config = config if isinstance(config, EnvConfig) else EnvConfig(config)
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
-    # AtariPreprocessing skips frames and reads grayscale frames itself; for the frames it does not use, grayscale is the cheapest type
-    arguments = config.kwargs | {"frameskip": 1, "obs_type": "grayscale"} if config.atari else config.arguments
-    env: gym.Env = _build(config, partial(gym.make, config.id, **{"disable_env_checker": True, **arguments}))
+    env = _make_registered(config) if config.is_registered else _make_own(config, index)
+    if isinstance(env, AgentsEnv):
+        return EnvParameters(env, as_parameters(config.parameters), index) if config.parameters else env
     if config.atari:
         try:
             env = gym.wrappers.AtariPreprocessing(env)
         except gym.error.DependencyNotInstalled as error:
             raise missing_extra("opencv-python", "atari", "atari: true") from error
-        if config.max_episode_steps is not None:  # agent steps: not frames, not no-op starts
-            env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
+        except (AttributeError, ValueError) as error:  # of a class of the user's own
+            raise SettingError(f"env.atari: {config.name} is not an Atari game that skips no frames: {_reason(error)}") from error
+    if config.max_episode_steps is not None and (config.atari or not config.is_registered):  # agent steps: not frames, not no-op starts
+        env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
     for wrapper in config.wrappers:
         env = _wrap(env, wrapper)
     check_wrappers(env)
@@ -135,9 +117,27 @@ def make_env(config: EnvSource, index: int = 0) -> gym.Env:
     return with_mask_info(env)
 
 
+def _make_registered(config: EnvConfig) -> gym.Env:
+    # AtariPreprocessing skips frames and reads grayscale frames itself; for the frames it does not use, grayscale is the cheapest type
+    arguments = config.kwargs | {"frameskip": 1, "obs_type": "grayscale"} if config.atari else config.arguments
+    return _build(config, partial(gym.make, config.name, **{"disable_env_checker": True, **arguments}))
+
+
+def _make_own(config: EnvConfig, index: int) -> gym.Env:
+    """Call the class or function that builds an environment, or to which the id is a path; wrap what it builds if it has several agents."""
+    builder = find_builder(config.id)
+    arguments = vmas_arguments(config) if isinstance(builder, Scenario) else config.kwargs
+    env = _build(config, partial(builder, **arguments))
+    if isinstance(env, gym.Env) and not has_agents(env):
+        return env
+    agents = wrap_agents(env, type(env).__name__ if has_agents(env) and not isinstance(config.id, str) else config.name, index)
+    config.check_agents()
+    return agents
+
+
 def make_vmas(env: EnvSource, num_copies: int) -> VmasCopies | None:
     """Build copies of a VMAS scenario as one batch; None for other environments. Raises `SettingError` as `make_env` does."""
-    if not isinstance(env, EnvConfig) or not env.has_agents or not isinstance(scenario := find_builder(env.id), Scenario):
+    if not isinstance(env, EnvConfig) or env.is_registered or not isinstance(scenario := find_builder(env.id), Scenario):
         return None
     return _build(env, partial(VmasCopies, scenario, num_copies, vmas_arguments(env)))
 
@@ -179,13 +179,13 @@ def _probe_spaces(env: EnvSource, joint: str) -> Spaces:
     if isinstance(env, EnvConfig) and env.vectorization == "native":
         envs = make_vector_env(env)
         with closing_env(envs):
-            return _find_masks(envs, single_spaces(envs), env.id)
+            return _find_masks(envs, single_spaces(envs), env.name)
     single = make_env(single_env_config(env))
     if isinstance(agents := single.unwrapped, AgentsEnv):
         with closing_env(single):
             single.reset(seed=0)
             return agents.with_joint(agents.find_spaces(), joint)
-    name = env.id if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
+    name = env.name if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
     with closing_env(single):
         for space in ("observation_space", "action_space"):
             try:
@@ -230,7 +230,7 @@ def describe_wrappers(env: EnvSource) -> list[str]:
             builders.append(inner.env_fns[0])
     elif not isinstance(env, EnvConfig):
         builders = [partial(make_env, env)] if callable(env) else []
-    elif env.vectorization != "envpool" and not env.has_agents and (env.wrappers or find_user_module(env.id)):
+    elif env.vectorization != "envpool" and (env.wrappers or env.path is None or find_user_module(env.path)):
         native = env.vectorization == "native"
         builders = [partial(make_vector_env, env) if native else partial(make_env, single_env_config(env))]
     return describe_effects([*effects_by_class(env), *(each for build in builders for each in find_effects(build))])
@@ -277,12 +277,12 @@ def _make_envpool(config: EnvConfig) -> VectorEnv:
         import envpool
     except ImportError as error:
         raise missing_extra("envpool", "envpool", "vectorization envpool") from error
-    if config.id not in envpool.list_all_envs():
-        raise SettingError(f"env.id {config.id!r} is not an EnvPool task{nearest(config.id, envpool.list_all_envs())}")
+    if config.name not in envpool.list_all_envs():
+        raise SettingError(f"env.id {config.name!r} is not an EnvPool task{nearest(config.name, envpool.list_all_envs())}")
     arguments = {"env_type": "gymnasium", "num_envs": config.num_envs, **config.arguments}
 
     def build(seed: int) -> VectorEnv:
-        pool = _build(config, lambda: envpool.make(config.id, **{"seed": seed, **arguments}))
+        pool = _build(config, lambda: envpool.make(config.name, **{"seed": seed, **arguments}))
         with warnings.catch_warnings(action="ignore"):  # the first access warns of float64 bounds of float32 spaces
             _ = pool.observation_space, pool.action_space
         return pool
@@ -292,12 +292,12 @@ def _make_envpool(config: EnvConfig) -> VectorEnv:
 
 def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
     """Build an environment; raise `SettingError` in one line if that fails."""
-    check_module("env.id", config.id.rpartition(":")[0])
+    check_module("env.id", config.name.rpartition(":")[0])
     try:
-        prepare_package(config.id)
+        prepare_package(config.name)
         return make()
     except gym.error.UnregisteredEnv as error:
-        module, colon, name = config.id.rpartition(":")
+        module, colon, name = config.name.rpartition(":")
         close = closest_of(name, gym.registry)
         hint = f"; did you mean {module}{colon}{close}?" if close else ""
         if name in PACKAGES:
@@ -310,30 +310,30 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         if callable(found) and not (isinstance(found, type) and issubclass(found, gym.Env | VectorEnv)):
             hint = f"; register it with gymnasium, or name it {module}.{name} if it has several agents"
         own = "" if colon else f" (your own: its_module:{name}, or --import its_module)"
-        raise SettingError(f"env.id {config.id!r} is not a registered environment{own}{hint}") from error
+        raise SettingError(f"env.id {config.name!r} is not a registered environment{own}{hint}") from error
     except BaseException as error:  # a constructor may raise anything
-        keep_running(error, f"the environment {config.id}")
-        if needs_mujoco_py(config.id) and isinstance(error, ImportError | gym.error.Error):
-            newest = find_newest_version(config.id)
-            raise SettingError(f"{config.id} needs mujoco_py, which is no longer maintained; use {newest}") from error
+        keep_running(error, f"the environment {config.name}")
+        if needs_mujoco_py(config.name) and isinstance(error, ImportError | gym.error.Error):
+            newest = find_newest_version(config.name)
+            raise SettingError(f"{config.name} needs mujoco_py, which is no longer maintained; use {newest}") from error
         hint = "; try vectorization sync" if config.vectorization == "native" else ""
         if isinstance(error, ModuleNotFoundError | gym.error.DependencyNotInstalled):
             hint = ""
             for package, extra in EXTRAS.items():
                 if package.lower() in str(error).lower():
-                    raise missing_extra(package, extra, config.id) from error
+                    raise missing_extra(package, extra, config.name) from error
         elif config.kwargs:
             has_spec = isinstance(error, TypeError) and config.vectorization != "envpool"
             meant = closest_argument(error, _find_constructor(config)) if has_spec else ""
             hint = meant or f"; env.kwargs are {config.kwargs}"
-        raise SettingError(f"the environment {config.id} cannot be built: {_reason(error)}{place_in_code(error)}{hint}") from error
+        raise SettingError(f"the environment {config.name} cannot be built: {_reason(error)}{place_in_code(error)}{hint}") from error
 
 
 def _find_constructor(config: EnvConfig) -> Callable[..., object]:
     """Return the class or function that takes `env.kwargs`."""
-    if config.has_agents:
-        return find_builder(config.id)
-    spec = gym.spec(config.id)
+    if not config.is_registered:
+        return find_builder(config.name)
+    spec = gym.spec(config.name)
     entry = spec.vector_entry_point if config.vectorization == "native" else spec.entry_point
     return registration.load_env_creator(entry) if isinstance(entry, str) else entry  # type: ignore[return-value]
 

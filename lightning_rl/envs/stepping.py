@@ -205,9 +205,9 @@ def make_agent_stepper(
     if spaces.teams:
         return TeamStepper(make_world(env, {SIDE: spaces}, first))
     seats = spaces.one_learns if seats is None else seats
-    if isinstance(env, EnvConfig) and env.id in GAMES and seats and not spaces.joint:
+    if isinstance(env, EnvConfig) and env.name in GAMES and seats and not spaces.joint:
         settings = find_way_to_save(env, {SIDE: spaces})[1]
-        return GameStepper(GAMES[env.id](env.num_envs), spaces, env.id, env.max_episode_steps, settings)
+        return GameStepper(GAMES[env.name](env.num_envs), spaces, env.name, env.max_episode_steps, settings)
     if not seats and (copies := make_vmas(env, count_envs(env))) is not None:
         way, settings = find_way_to_save(env, {SIDE: spaces})
         return BatchedStepper(copies, spaces, copies.name, way is not None, settings)
@@ -251,7 +251,7 @@ def find_way_to_save(env: EnvSource, sides: Mapping[str, Spaces]) -> tuple[str |
             found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, one_learns=one_learns, teams=spaces.teams)
             if one.with_joint(found, spaces.joint) != spaces:
                 raise SettingError(f"the environment's spaces differ from those of the model, {spaces}; load it with its own environment")
-    return choose_way(partial(make_env, env, 0), None if config is None else repr(config)), settings
+    return choose_way(partial(make_env, env, 0), repr(config) if config is not None and isinstance(config.id, str) else None), settings
 
 
 def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool = False) -> Stepper:
@@ -269,5 +269,5 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool 
         fix = "give it one of gymnasium.vector.AutoresetMode, or set env.autoreset"
         raise SettingError(f"{type(envs.unwrapped).__name__} has no known autoreset mode: {found}; {fix}")
     one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
-    name, settings = type(one.unwrapped).__name__ if config is None else config.id, fingerprint(envs, config)
+    name, settings = type(one.unwrapped).__name__ if config is None else config.name, fingerprint(envs, config)
     return Stepper(envs, mode, make_keeper(envs, config), name, settings, masked)

@@ -169,7 +169,7 @@ def check_renders(env: EnvConfig | Callable[[], gym.Env], needed_by: str) -> Non
         with closing_env(make_env(single_env_config(with_render_mode(env, None)))) as plain:
             modes = plain.metadata.get("render_modes") or ()
         if "rgb_array" not in modes:
-            raise SettingError(f"{needed_by}: {env.id} cannot render rgb_array; its render modes: {', '.join(modes) or 'none'}")
+            raise SettingError(f"{needed_by}: {env.name} cannot render rgb_array; its render modes: {', '.join(modes) or 'none'}")
         env = single_env_config(with_render_mode(env))
     with closing_env(make_env(env)) as single:
         if single.render_mode != "rgb_array":

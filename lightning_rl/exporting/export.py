@@ -253,7 +253,7 @@ def describe(algorithm: LearningRun, graph: PolicyGraph, env: object, format: st
         "format_version": FORMAT_VERSION,
         "format": format,
         "algorithm": stored_name(type(algorithm)),
-        "environment": named and named.id,
+        "environment": named and named.path,
         "environment_kwargs": finite(named.kwargs) if named else {},
         algorithm.counter: algorithm.count,
         "observation_space": finite(to_plain(spaces.observation)),

@@ -104,7 +104,7 @@ def check_environment(env: object) -> None:
     assert isinstance(env, EnvConfig)
     for name, value in {**env.kwargs, **{f"wrappers.{k}": each for k, each in enumerate(env.wrappers)}}.items():
         if place := next(places(value), None):
-            raise SettingError(f"env {env.id} is built from {place} ({name}), which others do not have: it cannot be shared")
+            raise SettingError(f"env {env.name} is built from {place} ({name}), which others do not have: it cannot be shared")
 
 
 def places(tree: object) -> Iterator[str]:
@@ -173,7 +173,7 @@ def add_video(folder: Path, algorithm: Algorithm, seed: int, wanted: bool, say: 
 def write_card(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> None:
     """Write the page of the agent whose other files are in a folder."""
     hub = load_hub("push")
-    name, env_id = type(algorithm).__name__, algorithm.env.id
+    name, env_id = type(algorithm).__name__, algorithm.env.name
     numbers = results["statistics"]
     value = f"{numbers['return_mean']:.2f} +/- {numbers['return_std']:.2f}"
     result = hub.EvalResult(
@@ -199,7 +199,7 @@ def write_card(folder: Path, repo: str, algorithm: Algorithm, results: Plain) ->
 
 def _sections(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> list[str]:
     """Return the parts of the page."""
-    address, name, env_id, numbers = f"hf://{repo}", type(algorithm).__name__, algorithm.env.id, results["statistics"]
+    address, name, env_id, numbers = f"hf://{repo}", type(algorithm).__name__, algorithm.env.name, results["statistics"]
     modules = list(dict.fromkeys(_modules(algorithm)))
     options = "".join(f" --import {module}" for module in modules)
     imported = "".join(f"import {module}\n" for module in modules)

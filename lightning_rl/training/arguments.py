@@ -240,7 +240,8 @@ def default_of(cls: type[Dataclass], parameter: inspect.Parameter) -> object:
 def plain(value: object) -> Any:
     """Convert settings to plain data: arrays to lists, paths to strings, and keys, except integers, to strings.
 
-    Ready environments, functions and demonstrations are not stored and become None. So does an `EnvConfig` that contains them: without
+    Ready environments, functions and demonstrations are not stored and become None; the class or function of an `EnvConfig` becomes its
+    path. So does an `EnvConfig` that contains them: without
     them it would be another environment.
     """
     if isinstance(value, Mapping):
@@ -250,6 +251,8 @@ def plain(value: object) -> Any:
         return value.settings
     if is_dataclass(value) and not isinstance(value, type):
         stored = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        if isinstance(value, EnvConfig):
+            stored["id"] = value.path
         return None if isinstance(value, EnvConfig) and any(loses(getattr(value, name), stored[name]) for name in stored) else stored
     if isinstance(value, list | tuple):
         return None if any(hasattr(child, "_fields") for child in value) else [plain(child) for child in value]
@@ -262,11 +265,33 @@ def plain(value: object) -> Any:
     return value if isinstance(value, str | int | float | bool) else None
 
 
+def describe_unnamed(algorithm: Any) -> str | None:
+    """Return a line about what the checkpoints of an algorithm cannot name for other programs; None if they name all that they need."""
+    env = algorithm.env
+    if env is not None and algorithm.hparams.get("env") is None:
+        name = env.name if isinstance(env, EnvConfig) else getattr(env, "__name__", type(env).__name__)
+        lacks = "which has no id or import path with plain arguments"
+        return f"checkpoints do not hold the environment {name}, {lacks}: pass env= to evaluate or record them"
+    named = [f"{type(algorithm).__module__}.{type(algorithm).__qualname__}", *_texts(dict(algorithm.hparams))]
+    own = [name for name in dict.fromkeys(named) if name.startswith("__main__.") or ".<locals>." in name]
+    what = "defines: no other program can load them; move it to a module of its own"
+    return f"checkpoints name {', '.join(own)}, which only this program {what}" if own else None
+
+
+def _texts(settings: object) -> Iterator[str]:
+    """Yield the strings in plain data."""
+    if isinstance(settings, Mapping | list):
+        for child in settings.values() if isinstance(settings, Mapping) else settings:
+            yield from _texts(child)
+    elif isinstance(settings, str):
+        yield settings
+
+
 def loses(value: object, stored: Any) -> bool:
     """Return whether `plain` dropped a part of a value, or turned an object of another package's class into a dict."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         parts = [(getattr(value, each.name), stored and stored[each.name]) for each in fields(value)]
         return not type(value).__module__.startswith("lightning_rl.") or any(loses(*part) for part in parts)
     if isinstance(value, Mapping):

@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Protocol, TypeVar
 
+import gymnasium as gym
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from lightning_rl.checkpoints.files import find_saved, last_generation, previous
 from lightning_rl.checkpoints.kinds import is_finite
 from lightning_rl.checkpoints.validation import check_content, check_run
 from lightning_rl.envs.agents.copies import is_packaged, is_path
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_path, nearest
 from lightning_rl.setting_names import suggest_algorithm
@@ -76,6 +77,8 @@ def load(
         SettingError: the file or agent does not exist, is not one of our checkpoints, or names a module that is not imported.
     """
     path = best_of(path)
+    if overrides.get("env") is not None:
+        overrides["env"] = as_config(overrides["env"])
     if isinstance(map_location, str | torch.device):
         try:
             torch.empty(0, device=map_location)
@@ -93,7 +96,7 @@ def load(
         observation = from_plain(own["spaces"][0])
         if "env" not in overrides:
             check_environment(stored.get("env"), sum(math.prod(leaf.shape) for leaf in observation_leaves(observation)), path)
-        elif isinstance(overrides["env"], EnvConfig | str) and isinstance(spaces, Spaces) and not is_zip(path):
+        elif isinstance(overrides["env"], EnvConfig) and isinstance(spaces, Spaces) and not is_zip(path):
             check_spaces(overrides["env"], spaces, path)
         settings = {"spaces": spaces, **_without_new_folders(stored), **overrides}
         with limited_weights(checkpoint["state_dict"], path):
@@ -115,8 +118,7 @@ def _read_zip(path: Path, env: Any) -> Checkpoint:
     """Read an agent of Stable-Baselines3 for a given environment."""
     if env is None:
         raise SettingError(f"ckpt_path {shown(path)} names no environment: add --env CartPole-v1, or env= in Python")
-    config = EnvConfig(env) if isinstance(env, str) else env
-    checkpoint = read_zip(path, probe_spaces(config))
+    checkpoint = read_zip(path, probe_spaces(env))
     check_content(checkpoint, path)
     return checkpoint
 
@@ -342,12 +344,11 @@ def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
     return lines
 
 
-def check_spaces(env: EnvConfig | str, stored: Spaces, path: str | Path) -> None:
+def check_spaces(env: EnvConfig, stored: Spaces, path: str | Path) -> None:
     """Raise `SettingError` unless an environment has the spaces that a policy was trained with."""
-    config = EnvConfig(env) if isinstance(env, str) else env
-    found = probe_spaces(config, stored.joint)
+    found = probe_spaces(env, stored.joint)
     if (found.observation, found.action) != (stored.observation, stored.action):
-        raise SettingError(f"{shown(path)} was trained with other observations or actions than {config.id} has")
+        raise SettingError(f"{shown(path)} was trained with other observations or actions than {env.name} has")
 
 
 def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path) -> None:
@@ -440,13 +441,18 @@ def _is_library(package: str) -> bool:
 
 
 def _may_build(env_id: str) -> bool:
-    """Return whether a file may name this path in an imported module; in an installed library only modules, not its functions."""
+    """Return whether a file may name this path in an imported module; in a library only modules and gymnasium's environments."""
     package = env_id.partition(".")[0]
     if package in sys.modules and package not in TRUSTED_PACKAGES and not _is_library(package):
         return True
+    module, _, name = env_id.rpartition(".")
     try:
+        has_environments = module.startswith(("gymnasium.envs.", "lightning_rl.envs."))
+        found = getattr(importlib.import_module(module) if has_environments else sys.modules.get(module), name, None)
+        if isinstance(found, type) and issubclass(found, gym.Env):
+            return True
         return find_spec(env_id) is not None
-    except (ImportError, ValueError):  # its parent is not a package
+    except (ImportError, ValueError, gym.error.DependencyNotInstalled):  # its parent is not a package, or lacks one
         return False
 
 

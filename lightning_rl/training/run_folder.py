@@ -173,8 +173,9 @@ def end_replacing(run: Path, saves: bool = True) -> bool:
 
 def environment_name(env: object) -> str:
     """Return the environment's id without its module, or the name of its class or function; for a lambda, that of the environment built."""
-    if isinstance(env, EnvConfig):
-        return env.id.rpartition(":")[2]
+    if isinstance(env, EnvConfig) and env.path is not None:
+        return env.path.rpartition(":")[2].removeprefix("__main__.")
+    env = env.id if isinstance(env, EnvConfig) else env
     if isinstance(env, partial):  # copies of a ready environment, or a function with arguments
         return type(env.args[0].unwrapped).__name__ if env.func is deepcopy else getattr(env.func, "__name__", "partial")
     spec = None if isinstance(env, type) else getattr(env, "spec", None)

@@ -32,7 +32,7 @@ from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
 from lightning_rl.startup import leave_the_program
 from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
-from lightning_rl.training.arguments import plain, settings_of
+from lightning_rl.training.arguments import describe_unnamed, plain, settings_of
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.loading import check_fits, checkpoint_of, describe_changes, foreign_modules, take_weights
 from lightning_rl.training.run import Run, describe_refused_data
@@ -217,7 +217,12 @@ class Trainer(EvaluatingTrainer):
             if ckpt_path == "last" and found is None:
                 self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting a new run")
             count = model.count if found is None else check_fits(model, found)
-            for line in (*describe_zero_limits(self), *(() if found is None else (differences(found), describe_changes(model, found)))):
+            unnamed = describe_unnamed(model) if self.checkpoint_callbacks else None
+            for line in (
+                *describe_zero_limits(self),
+                unnamed,
+                *(() if found is None else (differences(found), describe_changes(model, found))),
+            ):
                 if line is not None:
                     self.say(line)
             if count >= model.length:

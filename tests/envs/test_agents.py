@@ -781,8 +781,7 @@ def test_a_critic_that_needs_a_missing_state_is_reported(cls):
         ("no_such_module.env", "env.id 'no_such_module.env': there is no module 'no_such_module'"),
         ("mpe2.simple_sprad_v3", "env.id 'mpe2.simple_sprad_v3': there is no 'simple_sprad_v3' in mpe2; did you mean simple_spread_v3?"),
         ("tests.agents.Nobody", "env.id 'tests.agents.Nobody': there is no 'Nobody' in tests.agents"),
-        ("tests.agents.ALWAYS", "env.id 'tests.agents.ALWAYS' is not a PettingZoo environment: it has neither parallel_env nor env"),
-        ("tests.environments.Scripted", "tests.environments.Scripted builds Scripted, which is not a PettingZoo environment"),
+        ("tests.agents.ALWAYS", "env.id 'tests.agents.ALWAYS' is not an environment: it has neither parallel_env nor env"),
         ("tests.agents.Together.there", "env.id 'tests.agents.Together.there': there is no module 'tests.agents.Together'"),
     ],
 )
@@ -812,7 +811,7 @@ def test_arguments_that_do_not_fit_are_named():
 )
 def test_settings_for_environments_of_one_agent_are_refused(settings):
     with pytest.raises(SettingError, match=rf"env\.{list(settings)[-1]} .*environments? of one agent"):
-        EnvConfig("tests.agents.Mortal", **settings)
+        probe_spaces(EnvConfig("tests.agents.Mortal", **settings))
 
 
 def test_agents_take_no_lessons():

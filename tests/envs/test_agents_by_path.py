@@ -86,7 +86,7 @@ def my_game(folder, monkeypatch):
         ("your_game.Meeting", "env.id 'your_game.Meeting': there is no module 'your_game'"),
         (
             "hiding.Nothing",
-            "hiding.Nothing builds Nothing, which is not a PettingZoo environment; register environments of one agent with gymnasium",
+            "hiding.Nothing builds Nothing, which is neither a gymnasium.Env nor a PettingZoo environment",
         ),
         (
             "my_game:Meeting",

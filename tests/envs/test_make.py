@@ -204,7 +204,7 @@ def test_python_may_pass_a_function_or_a_ready_vector_environment():
     envs = make_vector_env(lambda: FlattenObservation(ScriptedDict()), 3)
     assert envs.num_envs == 3 and envs.single_observation_space.shape == (1 + 100 + 25,)
     assert as_config(envs) is envs and make_vector_env(envs) is envs
-    assert as_config(Scripted) is Scripted
+    assert as_config(Scripted).id is Scripted
 
 
 def test_an_id_and_a_mapping_become_settings():
@@ -334,8 +334,8 @@ def test_a_wrapper_that_cannot_be_applied_is_reported(wrapper, says):
     [
         ({"id": "CartPole-v1", "num_env": 3}, "env.num_env is not a setting; did you mean num_envs?"),
         ({"num_envs": 3}, "env.id is missing; give the id of an environment such as CartPole-v1"),
-        ({"id": 7}, "env.id must be the id of an environment such as CartPole-v1, got 7"),
-        ({"id": Scripted}, 'register your own environment by gymnasium.register("Scripted-v0", …)'),
+        ({"id": 7}, "env.id must be the id of an environment such as CartPole-v1, or a class or function that builds one; got 7"),
+        ({"id": Scripted, "vectorization": "native"}, "env.vectorization native is for registered environments of one agent"),
         ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs must be >= 1, got 0"),
         ({"id": "CartPole-v1", "max_episode_steps": 1.5}, "env.max_episode_steps must be an integer >= 1, got 1.5"),
         ({"id": "CartPole-v1", "vectorization": "synk"}, "'synk'; did you mean sync?"),
@@ -440,7 +440,7 @@ def test_a_function_that_forgets_to_return_its_environment_is_reported():
     def build():
         gym.make("CartPole-v1")
 
-    expected = "build must return a gymnasium.Env, or an environment of several agents; it returned None"
+    expected = "build builds NoneType, which is neither a gymnasium.Env nor a PettingZoo environment"
     assert refusal(make_env, build) == expected
 
 

@@ -269,7 +269,7 @@ def test_a_scenario_of_ones_own_is_found_by_its_path_and_its_state_is_saved(tmp_
     assert stepper.load_state_dict(state) is None
     assert_equal_steps([step], play(stepper, spaces, 1))
     assert find_user_module("scenarios_of_mine.Counting") == "scenarios_of_mine"
-    for name, line in (("Other", "builds Other, which is not a PettingZoo environment"), ("make_env", "make_env is not called")):
+    for name, line in (("Other", "builds Other, which is neither a gymnasium.Env"), ("make_env", "make_env is not called")):
         with pytest.raises(SettingError, match=line):
             probe_spaces(EnvConfig(f"scenarios_of_mine.{name}"))
 

@@ -23,7 +23,7 @@ from lightning_rl.spaces import MASK, Spaces, as_spaces, flat_observation, legal
 from lightning_rl.types import Info, Options, State, StepByAgent, Tree
 
 PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
-"""Pattern of the ids of these environments: the path of a module, or of a function or class in it."""
+"""Pattern of paths: of a module, or of a function or class in it."""
 OURS = "tic_tac_toe|connect_four|rock_paper_scissors|biased_rock_paper_scissors|kuhn_poker|sacrifice|walkers"
 VERSION = re.compile(r"_v\d+$")
 PACKAGED = re.compile(rf"(pettingzoo\.(atari|butterfly|classic|sisl)|mpe2)\.\w+_v\d+|vmas\.\w+|lightning_rl\.envs\.games\.({OURS})")
@@ -377,13 +377,16 @@ def is_packaged(env_id: str) -> bool:
     return PACKAGED.fullmatch(env_id) is not None
 
 
-def find_builder(env_id: str) -> Callable[..., object]:
+def find_builder(env_id: str | Callable[..., object]) -> Callable[..., object]:
     """Import the builder of the environment at a path: a module's `parallel_env`, or else its `env`; or a function or class.
 
-    A path under `vmas` names a scenario of VMAS, and that of a subclass of its `BaseScenario` a user's own.
+    A path under `vmas` names a scenario of VMAS, and that of a subclass of its `BaseScenario` a user's own. A class or function that
+    Python code passes is its own builder.
 
     Raises `SettingError`: the path does not exist, or a package is not installed.
     """
+    if not isinstance(env_id, str):
+        return Scenario(env_id.__name__, env_id) if is_scenario(env_id) else env_id
     if is_vmas(env_id):
         return find_scenario(env_id)
     check_module(f"env.id {env_id!r}", env_id)
@@ -403,7 +406,7 @@ def find_builder(env_id: str) -> Callable[..., object]:
     if not callable(builder):
         if versions := _find_versions(env_id):
             raise SettingError(f"env.id {env_id!r}: this version is not installed; name {' or '.join(versions)}")
-        raise SettingError(f"env.id {env_id!r} is not a PettingZoo environment: it has neither parallel_env nor env")
+        raise SettingError(f"env.id {env_id!r} is not an environment: it has neither parallel_env nor env")
     if not isinstance(builder, type) and not is_packaged(env_id):
         check_function("env.id", path, builder, builds_environment=True)
     if isinstance(builder, type) and not {"reset", "step"} <= {*dir(builder)} and not hasattr(builder, "possible_agents"):
@@ -412,8 +415,7 @@ def find_builder(env_id: str) -> Callable[..., object]:
 
 
 def _is_no_environment(name: str, kind: type) -> SettingError:
-    what = "which is not a PettingZoo environment; register environments of one agent with gymnasium"
-    return SettingError(f"{name} builds {kind.__name__}, {what}")
+    return SettingError(f"{name} builds {kind.__name__}, which is neither a gymnasium.Env nor a PettingZoo environment")
 
 
 def _find_versions(env_id: str) -> list[str]:

@@ -31,7 +31,9 @@ def fingerprint(envs: AnyEnv, config: EnvConfig | None = None) -> str:
     if config is None:
         found: object = [[describe(layer) for layer in layers(env)] for env in (envs.envs if isinstance(envs, SyncVectorEnv) else [envs])]
     else:
-        settings = {each.name: getattr(resolve_vectorization(config), each.name) for each in fields(config)}
+        settings = {each.name: getattr(resolve_vectorization(config), each.name) for each in fields(config)} | {
+            "id": config.path or config.name
+        }
         kwargs = _drop({"render_mode"}, config.kwargs)
         found = normalize(_drop(IGNORED_SETTINGS, settings | {"kwargs": kwargs}))
     return hashlib.sha256(repr(found).encode()).hexdigest()
@@ -130,7 +132,7 @@ def _choose_by_settings(config: EnvConfig) -> str | None:
     """Choose the way of saving by trying copies that open no window."""
     kwargs = _drop({"render_mode"}, config.kwargs)
     single = replace(single_env_config(config), vectorization="sync", autoreset=None, kwargs=kwargs, step_timeout=None, max_restarts=None)
-    return choose_way(partial(make_env, single), repr(single))
+    return choose_way(partial(make_env, single), repr(single) if isinstance(config.id, str) else None)
 
 
 def _choose_each(envs: SyncVectorEnv) -> list[str | None]:
