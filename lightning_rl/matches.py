@@ -5,6 +5,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from lightning_rl.data.episodes import summarize
 from lightning_rl.data.opponents import Script, name_opponent
 from lightning_rl.errors import SettingError, check_range
@@ -61,7 +63,7 @@ def play_matches(players: Sequence[str | Path | Script], games: int = 100) -> Ma
             raise SettingError(f"{names[one if one in learned else min(learned)]} is not the policy of a game against other players")
         points = games * result["points"]
         scores[one, two], scores[two, one] = Score(games, points), Score(games, games - points)
-    once = {pair: score for pair, score in scores.items() if pair[0] < pair[1]}
+    once = np.array([(*pair, *score) for pair, score in scores.items() if pair[0] < pair[1]])
     return Matches(names, environments, scores, fit_ratings(once, {0: ANCHOR}))
 
 

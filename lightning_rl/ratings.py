@@ -6,19 +6,19 @@ for a draw and 0 for a loss; a difference of 400 rating points means odds of 10 
 
 import math
 from collections.abc import Collection, Mapping
-from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
-Player = TypeVar("Player", bound=int | tuple[str, int])
 POINTS = 400 / math.log(10)
 """Rating points of one unit of log-odds."""
 PRIOR_POINTS = 800.0
 """Standard deviation of the prior around the anchors; it keeps the rating of a player who won all games finite."""
+FIXED = 1e12
+"""Precision of the prior of anchors in log-odds, which holds them in their place."""
 NEWTON_STEPS = 50
-MIN_BLOCK = 32
-"""Rows of a block of `solve_banded`, of which smaller ones take no less time."""
+GROUPS = 64
+"""Groups of players whose common shift `Hessian.precondition` solves exactly; fewer players are each a group."""
 
 
 def expected_result(own: float, other: float) -> float:
@@ -42,9 +42,24 @@ class Score(NamedTuple):
     games: int
     points: float
 
-    def add(self, result: float) -> "Score":
-        """Return the score after another game."""
-        return Score(self.games + 1, self.points + result)
+
+class Results:
+    """Sums of the results of players against each other.
+
+    Args:
+        rows: of two players, their number of games, and the points of the first, `[N, 4]`; a row for each pair.
+    """
+
+    def __init__(self, rows: np.ndarray | None = None) -> None:
+        self.rows = np.zeros((0, 4)) if rows is None else rows
+        self.places = {(int(one), int(two)): k for k, (one, two, *_) in enumerate(self.rows.tolist())}
+
+    def add(self, one: int, two: int, result: float) -> None:
+        """Add a game."""
+        place = self.places.setdefault((one, two), len(self.rows))
+        if place == len(self.rows):
+            self.rows = np.vstack([self.rows, (one, two, 0, 0)])
+        self.rows[place, 2:] += 1, result
 
 
 class Rating(NamedTuple):
@@ -54,67 +69,82 @@ class Rating(NamedTuple):
     margin: float
 
 
-def fit_ratings(
-    scores: Mapping[tuple[Player, Player], Score], anchors: Mapping[Player, float], asked: Collection[Player] | None = None
-) -> dict[Player, Rating]:
+def fit_ratings(results: np.ndarray, anchors: Mapping[int, float], asked: Collection[int] | None = None) -> dict[int, Rating]:
     """Fit the most likely ratings to all results; the order of games does not matter.
 
     The log-odds of a win are the difference of two ratings. Each free rating has a wide Gaussian prior around the mean of the anchors.
-    For P players who only meet others at most W numbers away, a fit takes O(P · W²) operations.
+    A step of the fit takes O(N + P) operations for N pairs of P players.
 
     Args:
-        scores: of player i against player j, keyed by (i, j).
+        results: rows of two players, numbered from 0, their number of games, and the points of the first, `[N, 4]`.
         anchors: players with a fixed rating, at least one, which fix the scale.
         asked: players whose ratings are returned; None: all.
     """
-    free: list[Player] = sorted({player for pair in scores for player in pair} - anchors.keys(), key=by_number)
-    num, centre, precision = len(free), sum(anchors.values()) / len(anchors), (POINTS / PRIOR_POINTS) ** 2
-    place = {player: row for row, player in enumerate([*free, *anchors])}
-    # log-odds relative to the center
-    theta = np.array([*[0.0] * num, *((value - centre) / POINTS for value in anchors.values())])
-    one, two = np.fromiter((place[player] for pair in scores for player in pair), np.int64).reshape(-1, 2).T
-    games, points = np.fromiter((value for score in scores.values() for value in score), float).reshape(-1, 2).T
-    both = np.flatnonzero((one < num) & (two < num))
-    width = int(np.abs(one - two)[both].max(initial=MIN_BLOCK))
-    for _ in range(NEWTON_STEPS if num else 0):
-        chance = np.exp(-np.logaddexp(0, theta[two] - theta[one]))
-        slope, curve = points - games * chance, games * chance * (1 - chance)
-        gradient = np.bincount(one, slope, len(theta)) - np.bincount(two, slope, len(theta))
-        degree = np.bincount(one, curve, len(theta)) + np.bincount(two, curve, len(theta))
-        hessian = np.diag(degree[:num] + precision)
-        np.subtract.at(hessian, (one[both], two[both]), curve[both])
-        np.subtract.at(hessian, (two[both], one[both]), curve[both])
-        step = solve_banded(hessian, (gradient - precision * theta)[:num, None], width)[:, 0]
-        theta[:num] += np.clip(step, -2.0, 2.0)
-        if np.abs(step).max() < 1e-9:
+    games, points = results[:, 2:].T.copy()  # contiguous
+    one, two = results[:, :2].T.astype(np.int64, order="C")
+    num, centre = 1 + max(one.max(initial=0), two.max(initial=0), *anchors), sum(anchors.values()) / len(anchors)
+    precision, mean = np.full(num, (POINTS / PRIOR_POINTS) ** 2), np.zeros(num)
+    for player, value in anchors.items():
+        precision[player], mean[player] = FIXED, (value - centre) / POINTS
+    log_odds = mean.copy()
+    for _ in range(NEWTON_STEPS):
+        chance = np.exp(-np.logaddexp(0, log_odds[two] - log_odds[one]))
+        slope, hessian = points - games * chance, Hessian(one, two, games * chance * (1 - chance), precision)
+        gradient = np.bincount(one, slope, num) - np.bincount(two, slope, num) - precision * (log_odds - mean)
+        step = hessian.solve(gradient, 1e-3)
+        log_odds += np.clip(step, -2.0, 2.0)
+        if np.abs(step).max() < 1e-7:
             break
-    asked = [*place] if asked is None else asked
-    own = [place[player] for player in asked if player not in anchors]
-    variances = solve_banded(hessian, np.eye(num)[:, own], width)[own, range(len(own))] if own else np.zeros(0)
-    margins = 1.96 * POINTS * np.sqrt(variances)
-    fitted = {free[k]: Rating(float(centre + POINTS * theta[k]), float(margin)) for k, margin in zip(own, margins, strict=True)}
-    return {player: fitted[player] if player in fitted else Rating(anchors[player], 0.0) for player in asked}
+    fitted = {}
+    for player in range(num) if asked is None else asked:
+        variance = hessian.solve((np.arange(num) == player).astype(float), 1e-8)[player]
+        value, margin = centre + POINTS * log_odds[player], 1.96 * POINTS * math.sqrt(variance)
+        fitted[player] = Rating(anchors[player], 0.0) if player in anchors else Rating(float(value), margin)
+    return fitted
 
 
-def by_number(player: int | tuple[str, int]) -> tuple[int, str]:
-    """Return the key that sorts players by number, so that those who meet are close to each other."""
-    return (player, "") if isinstance(player, int) else (player[1], player[0])
+class Hessian:
+    """The matrix of second derivatives of a fit, H = diag(precision) + Σ curve · (e_one − e_two)(e_one − e_two)ᵀ over all pairs.
 
-
-def solve_banded(matrix: np.ndarray, right: np.ndarray, width: int) -> np.ndarray:
-    """Solve A x = b for a symmetric matrix `[P, P]` with zeros beyond `width` places from its diagonal, and right sides `[P, R]`.
-
-    In blocks of `width` rows, A is block tridiagonal: eliminate block after block, and substitute back.
+    Args:
+        one, two: the players of each pair, `[N]`.
+        curve: the weight of each pair, `[N]`.
+        precision: of the prior of each player, `[P]`.
     """
-    blocks = [slice(k, k + width) for k in range(0, len(matrix), width)]
-    solved: list[tuple[np.ndarray, np.ndarray]] = []
-    diagonal, side = matrix[blocks[0], blocks[0]], right[blocks[0]]
-    for block, following in pairwise(blocks):
-        below = matrix[following, block]
-        coupling, own = np.split(np.linalg.solve(diagonal, np.hstack([below.T, side])), [len(below)], axis=1)
-        solved.append((coupling, own))
-        diagonal, side = matrix[following, following] - below @ coupling, right[following] - below @ own
-    found = [np.linalg.solve(diagonal, side)]
-    for coupling, own in reversed(solved):
-        found.append(own - coupling @ found[-1])
-    return np.concatenate(found[::-1])
+
+    def __init__(self, one: np.ndarray, two: np.ndarray, curve: np.ndarray, precision: np.ndarray) -> None:
+        self.one, self.two, self.curve, self.precision, num = one, two, curve, precision, len(precision)
+        self.diagonal = precision + np.bincount(one, curve, num) + np.bincount(two, curve, num)
+        self.size = min(num, GROUPS)
+        self.group = np.arange(num) * self.size // num
+        diagonal = np.bincount(self.group, self.diagonal, self.size)
+        between = np.bincount(self.group[one] * self.size + self.group[two], curve, self.size**2).reshape(self.size, self.size)
+        self.coarse = np.linalg.inv(np.diag(diagonal) - between - between.T) - np.diag(1 / diagonal)
+
+    def times(self, vector: np.ndarray) -> np.ndarray:
+        """Return H v."""
+        force, num = self.curve * (vector[self.one] - vector[self.two]), len(vector)
+        return self.precision * vector + np.bincount(self.one, force, num) - np.bincount(self.two, force, num)
+
+    def precondition(self, vector: np.ndarray) -> np.ndarray:
+        """Return about H⁻¹ v: exactly for shifts of whole groups of players with neighbouring numbers, else by the diagonal.
+
+        So a long chain of players, each of whom met only a few before it, takes few steps.
+        """
+        return vector / self.diagonal + (self.coarse @ np.bincount(self.group, vector, self.size))[self.group]
+
+    def solve(self, right: np.ndarray, tolerance: float) -> np.ndarray:
+        """Return H⁻¹ b, relative to its first estimate within about a tolerance, by conjugate gradients (Hestenes & Stiefel, 1952)."""
+        solution, residual = np.zeros(len(right)), right
+        direction = estimate = self.precondition(residual)
+        product, limit = residual @ estimate, max(1e-10, tolerance * np.abs(estimate).max())
+        for _ in range(4 * len(right)):
+            if np.abs(estimate).max() < limit:
+                break
+            image = self.times(direction)
+            length = product / (direction @ image)
+            solution, residual = solution + length * direction, residual - length * image
+            estimate = self.precondition(residual)
+            last, product = product, residual @ estimate
+            direction = estimate + product / last * direction
+        return solution

@@ -80,7 +80,7 @@ def run(folder, case, *callbacks, ckpt_path=None):
     found = {"weights": model.state_dict(), "counts": (model.env_steps, model.updates, model.episodes), "ratings": ()}
     for callback in trainer.callbacks:
         if isinstance(callback, SelfPlay):
-            found["ratings"] = callback.elo, callback.elos, callback.scores, callback.taken_at
+            found["ratings"] = callback.elo, callback.elos, callback.results[""].rows.tolist(), callback.taken_at
             of_past = callback.snapshots.get_weights(callback.snapshots.numbers)
             found["weights"] |= {f"{number}.{name}": weight for number, own in of_past.items() for name, weight in own.items()}
     return found

@@ -138,7 +138,7 @@ def test_self_play_from_the_best_weights_rates_the_snapshots_that_it_takes_itsel
     self_play(tmp_path, 3, 1_200, every_n_env_steps=600, episodes=2)
     best = next(tmp_path.rglob("best.ckpt"))
     later = self_play(tmp_path, 3, 1_264, best, "b", every_n_env_steps=600, episodes=2)
-    assert later.snapshots.taken <= 2 and all(other[1] < later.snapshots.taken for _, other in later.scores)
+    assert later.snapshots.taken <= 2 and all(other < later.snapshots.taken for _, other in later.results[""].places)
 
 
 def test_a_frozen_behavior_stays_frozen_however_often_it_is_loaded(tmp_path):

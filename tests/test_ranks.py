@@ -363,7 +363,8 @@ if __name__ == "__main__":
     saved = torch.load(trainer.run_folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["SelfPlay"]
     numbers = [number for file in saved["snapshot_files"] for number in file["numbers"]]
     print("FOUND", past.snapshots.taken == saved["taken"] == 9 and [*past.snapshots.weights] == numbers == [6, 7, 8])
-    print("FOUND", (past.elo, past.elos, len(past.scores)) == (saved["elo"], saved["elos"], len(saved["scores"])) and past.elo != 1200)
+    print("FOUND", (past.elo, past.elos) == (saved["elo"], saved["elos"]) and past.elo != 1200)
+    print("FOUND", past.results[""].rows.tolist() == saved["scores"][""].tolist())
     model.max_env_steps = 320
     lrl.Trainer(accelerator="cpu", enable_progress_bar=False, evaluation=None).fit(model)
     print("FOUND", past.snapshots.taken == 11 and not list(Path(tempfile.gettempdir()).glob("*.pt")))
@@ -377,7 +378,7 @@ def test_snapshots_and_ratings_of_self_play_return_from_spawned_processes(tmp_pa
     env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
     result = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert [line for line in result.stdout.splitlines() if line.startswith("FOUND")] == ["FOUND True"] * 3, result.stdout
+    assert [line for line in result.stdout.splitlines() if line.startswith("FOUND")] == ["FOUND True"] * 4, result.stdout
 
 
 @pytest.mark.slow

@@ -6,19 +6,19 @@ import math
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+import numpy as np
 import pytorch_lightning as pl
+import torch
 
 from lightning_rl.callbacks.protocols import AlgorithmRun
+from lightning_rl.checkpoints.kinds import are_scores
 from lightning_rl.data.episodes import win_rate
 from lightning_rl.data.opponents import explain_unsaved
 from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots, SnapshotStore, as_game
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.errors import SettingError
-from lightning_rl.ratings import Score, elo_change, fit_ratings
+from lightning_rl.ratings import Rating, Results, elo_change, fit_ratings
 from lightning_rl.types import State
-
-Player = tuple[str, int]
-"""A behavior ("" for a single policy) and a player number."""
 
 
 def finite(value: SupportsFloat) -> float:
@@ -27,6 +27,14 @@ def finite(value: SupportsFloat) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} is not finite")
     return number
+
+
+def by_behavior(scores: list[Any]) -> dict[str, list[Any]]:
+    """Convert the scores of older checkpoints, rows that may end with the other's behavior, to rows of `Results` for each behavior."""
+    rows: dict[str, list[Any]] = {}
+    for own, other, games, points, *behavior in scores:  # 0.1.0 stored no behavior
+        rows.setdefault("".join(behavior), []).append((own, other, games, points))
+    return rows
 
 
 class SelfPlay(pl.Callback):
@@ -57,8 +65,8 @@ class SelfPlay(pl.Callback):
         """The callbacks whose players it meets: itself, or those of the other behaviors."""
         self.fixed = {NEWEST - 1 - k: name for k, name in enumerate(config.names)}
         self.elo, self.elos = config.initial_elo, dict.fromkeys(self.fixed, config.initial_elo)
-        self.scores: dict[tuple[Player, Player], Score] = {}
-        """Scores of the policy against each player; the policy is identified by the number of its next snapshot."""
+        self.results: dict[str, Results] = {}
+        """Results of the policy, whose number is that of its next snapshot, against the players of each behavior."""
         self.games: list[Game] = []
         """Games since the last row of the log."""
         self.taken_at = 0
@@ -73,6 +81,11 @@ class SelfPlay(pl.Callback):
     def state_key(self) -> str:
         """Return the key of its state in checkpoints."""
         return f"SelfPlay/{self.behavior}" if self.behavior else "SelfPlay"
+
+    @property
+    def players(self) -> range:
+        """Return the numbers of its players: fixed ones, the newest weights, snapshots, and the policy until the next snapshot."""
+        return range(NEWEST - len(self.fixed), self.snapshots.taken + 1)
 
     def store_in(self, folder: Path) -> SnapshotStore:
         """Keep the snapshots in files of the folder next to a checkpoint, `last.ckpt.d`."""
@@ -99,6 +112,10 @@ class SelfPlay(pl.Callback):
         self.algorithm = self.run.algorithms[self.behavior] if self.behavior else self.run
         for line in filter(None, map(explain_unsaved, self.config.names)):
             self.run.say(line)
+        for rival in self.rivals:
+            met = self.results.get(rival.behavior, Results()).places
+            if not all(own in self.players and other in rival.players for own, other in met):
+                raise SettingError("the checkpoint's state of self_play is damaged: results of players that it lacks")
         if self.snapshots.taken == 0:
             self._take(self.algorithm.count)
 
@@ -135,8 +152,7 @@ class SelfPlay(pl.Callback):
         self.games.append(game)
         rival = rivals[game.behavior]
         number = rival.snapshots.taken if game.player == NEWEST else game.player
-        pair = (self.behavior, self.snapshots.taken), (rival.behavior, number)
-        self.scores[pair] = self.scores.get(pair, Score(0, 0.0)).add(game.result)
+        self.results.setdefault(rival.behavior, Results()).add(self.snapshots.taken, number, game.result)
         theirs = rival.elo if game.player == NEWEST else rival.elos.get(game.player)
         if theirs is None:  # the snapshot left the window during the game
             return
@@ -152,13 +168,8 @@ class SelfPlay(pl.Callback):
         if self.algorithm is not None:
             self._rate_finished()
         metrics = {"elo": self.elo, "snapshots": float(self.snapshots.taken)}
-        own = self.behavior, self.snapshots.taken
-        scores = {pair: score for each in dict.fromkeys((self, *self.rivals)) for pair, score in each.scores.items()}
-        if any(pair[0] == own for pair in scores):
-            fixed = {(each.behavior, player): each.config.initial_elo for each in self.rivals for player in each.fixed}
-            anchors = fixed or {(each.behavior, 0): each.config.initial_elo for each in self.rivals}
-            value, margin = fit_ratings(scores, anchors, [own])[own]
-            metrics |= {"rating": value, "rating_margin": margin}
+        if any((results.rows[:, 0] == self.snapshots.taken).any() for results in self.results.values()):
+            metrics["rating"], metrics["rating_margin"] = self._fit()
         names = {(each.behavior, player): name for each in self.rivals for player, name in each.fixed.items()}
         past = [game.result for game in self.games if (game.behavior, game.player) not in names]
         if past:
@@ -171,13 +182,29 @@ class SelfPlay(pl.Callback):
         self.games = []
         return {f"{self.behavior}/self_play/{name}".lstrip("/"): value for name, value in metrics.items()}
 
+    def _fit(self) -> Rating:
+        """Fit the ratings of all players to all results, and return the policy's."""
+        everyone, zero, num = {each.behavior: each for each in (self, *self.rivals)}, {}, 0
+        for name, each in everyone.items():  # the place of a player is its number, counted from that of its behavior's player 0
+            zero[name], num = num - each.players.start, num + len(each.players)
+        rows = [
+            results.rows + np.array([zero[name], zero[rival], 0, 0])
+            for name, each in everyone.items()
+            for rival, results in each.results.items()
+            if rival in zero
+        ]
+        fixed = {zero[each.behavior] + player: each.config.initial_elo for each in self.rivals for player in each.fixed}
+        anchors = fixed or {zero[each.behavior]: each.config.initial_elo for each in self.rivals}
+        own = zero[self.behavior] + self.snapshots.taken
+        return fit_ratings(np.concatenate(rows), anchors, [own])[own]
+
     def state_dict(self) -> State:
         saves_run = self.run is not None and self.run.saves_run
         manifest = self.store.manifest if self.store is not None and saves_run else None
         return {
             "elo": self.elo,
             "elos": dict(self.elos),
-            "scores": [(own[1], other[1], *score, other[0]) for (own, other), score in self.scores.items()],
+            "scores": {behavior: torch.tensor(results.rows) for behavior, results in self.results.items()},
             "games": [tuple(game) for game in self.games],
             "taken_at": self.taken_at,
             "opponents": self.config.names,
@@ -193,14 +220,14 @@ class SelfPlay(pl.Callback):
         try:
             self.elo, self.taken_at = finite(state_dict["elo"]), int(state_dict["taken_at"])
             self.elos = {int(player): finite(elo) for player, elo in state_dict["elos"].items()}
-            self.scores = {
-                ((self.behavior, int(own)), ("".join(behavior), int(other))): Score(int(games), finite(points))
-                for own, other, games, points, *behavior in state_dict["scores"]  # 0.1.0 stored no behavior
-            }
+            if not are_scores(scores := state_dict["scores"]):
+                raise ValueError(f"{scores} are no scores")
+            scores = scores if isinstance(scores, dict) else by_behavior(scores)
+            self.results = {behavior: Results(np.array(rows, float)) for behavior, rows in scores.items()}
             self.games = [as_game(game) for game in state_dict["games"]]
             taken, weights = int(state_dict["taken"]), dict(state_dict["snapshots"])
             if not taken:  # as in best.ckpt: the snapshots to come are not those that played
-                self.elos, self.scores, self.games = {}, {}, []
+                self.elos, self.results, self.games = {}, {}, []
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError("the checkpoint's state of self_play is damaged") from error
         if files := state_dict.get("snapshot_files"):

@@ -85,12 +85,24 @@ def _is_rating(value: object) -> bool:
     return isinstance(value, int | float) and type(value) is not bool and abs(value) <= MAX_RATING
 
 
-def _are_scores(scores: object) -> bool:
-    """Return whether these are rows of two players, their number of games, the points of the first, and an optional name."""
+def are_scores(scores: object) -> bool:
+    """Return whether these are rows of two players, their number of games, and the points of the first, in a matrix for each behavior.
+
+    In older checkpoints it is a list of rows that may end with the behavior's name.
+    """
+    if isinstance(scores, dict):
+        return all(is_text(name) and _is_matrix_of_scores(rows) for name, rows in dict.items(scores))
     return isinstance(scores, list) and all(
         type(one) is type(two) is int and is_count(games) and 0 <= points <= games and len(name) <= 1 and all(map(is_text, name))
         for one, two, games, points, *name in scores
     )
+
+
+def _is_matrix_of_scores(rows: Tensor) -> bool:
+    if (rows.dtype, rows.shape[1:], rows.layout) != (torch.float64, (4,), torch.strided) or not is_finite(rows):
+        return False
+    *_, games, points = rows.T
+    return bool((rows[:, :3] % 1 == 0).all() and (points >= 0).all() and (points <= games).all())
 
 
 def _are_games(games: object) -> bool:
@@ -129,7 +141,7 @@ MATRICES = Kind(
 )
 RATING = Kind("a rating", _is_rating)
 RATINGS = Kind("ratings of players", lambda value: all(type(player) is int and _is_rating(each) for player, each in dict.items(value)))
-SCORES = Kind("scores of players", _are_scores)
+SCORES = Kind("scores of players", are_scores)
 GAMES = Kind("results of games", _are_games)
 SNAPSHOTS = Kind("weights of snapshots", are_snapshots)
 LIGHTNING = Kind("a version of Lightning >= 2", lambda value: bool(re.fullmatch(r"[2-9]\.\d+(\.\w+)*(\+[\w.]+)?", value)))

@@ -71,9 +71,39 @@ def test_what_is_saved_comes_back():
     other = SelfPlay(callback.config, Snapshots(nn.Linear(1, 1), 3))
     other.load_state_dict(callback.state_dict())
     assert other.run_metrics() == callback.run_metrics()
-    assert (other.elos, other.scores, other.taken_at, other.snapshots.taken) == (callback.elos, callback.scores, 640, 1)
+    assert (other.elos, other.taken_at, other.snapshots.taken) == (callback.elos, 640, 1)
+    assert (
+        other.results[""].rows.tolist() == [[1, 0, 1, 1.0], [1, NEWEST - 1, 1, 0.5]]
+        and other.results[""].places == callback.results[""].places
+    )
     weights = callback.snapshots.weights[0]["weight"]
     assert torch.equal(other.snapshots.weights[0]["weight"], weights)
+
+
+@pytest.mark.parametrize("name", [(), ("",)], ids=["0.1.0", "with_behavior"])
+def test_a_state_whose_scores_are_a_list_continues(name):
+    callback = made()
+
+    class Run:
+        saves_run = True
+
+    callback.run = Run()
+    for result in (1.0, 0.5, 1.0):
+        callback.rate(Game(0, result))
+    other = SelfPlay(callback.config, Snapshots(nn.Linear(1, 1), 3))
+    other.load_state_dict({**callback.state_dict(), "scores": [(1, 0, 3, 2.5, *name)]})
+    assert other.run_metrics() == callback.run_metrics()
+    other.rate(Game(0, 0.0))
+    assert other.state_dict()["scores"][""].tolist() == [[1, 0, 4, 2.5]]
+
+
+def test_scores_are_saved_as_one_tensor_for_each_behavior_whatever_the_number_of_games():
+    callback = made()
+    for number in range(300):
+        callback.snapshots.taken = number + 1
+        callback.rate(Game(number, 1.0))
+    (scores,) = callback.state_dict()["scores"].values()
+    assert scores.shape == (300, 4) and scores.dtype == torch.float64
 
 
 def test_a_file_of_weights_alone_holds_no_snapshots():
@@ -87,7 +117,15 @@ def test_a_file_of_weights_alone_holds_no_snapshots():
 
 
 DAMAGES = [
-    *({"elo": "high"}, {"elo": math.inf}, {"elos": {0: math.nan}}, {"scores": [1]}, {"scores": [(0, 1, 3, math.nan)]}, {"taken": 2}),
+    *(
+        {"elo": "high"},
+        {"elo": math.inf},
+        {"elos": {0: math.nan}},
+        {"scores": [1]},
+        {"scores": [(0, 1, 3, math.nan)]},
+        {"scores": {"": torch.zeros(1, 3)}},
+        {"taken": 2},
+    ),
     *({"games": [([], 1.0)]}, {"games": [(0, 1.5)]}, {"games": [(0, 1.0, [])]}),
     *({"snapshots": {0: {"weight": [[1.0, 2.0]]}}}, {"snapshots": {"abc": {}}}, {"snapshots": {0: {"weight": [[1.0], [2.0, 3.0]]}}}),
     *({"snapshots": {0: {"weight": [[math.nan]], "bias": [0.0]}}}, {"opponents": ["random"]}),

@@ -30,7 +30,7 @@ def train(folder: Path) -> None:
     trainer = fit(folder, made, "last", checkpoint={"every_n_env_steps": 32}, logger=False)
     (past,) = made.past_selves
     ended = {"weights": made.state_dict(), "snapshots": past.snapshots.weights, "elo": past.elo, "elos": past.elos}
-    torch.save({**ended, "scores": {str(pair): tuple(score) for pair, score in past.scores.items()}}, folder / "ended")
+    torch.save({**ended, "scores": torch.tensor(past.results[""].rows)}, folder / "ended")
     assert trainer.run_folder is not None
 
 

@@ -78,6 +78,11 @@ CASES = [
         for value in (1, (1, 0, 2, nan, ""), (1, 0, 2, 3.0, ""), (1, 0, -2, -3.0, ""), (1, 0, 2, 1.0, ["a"]))
     ],
     *[((*CALLBACK, "scores"), [value]) for value in (([1], 0, 2, 1.0, ""), (1, 0, inf, 1.0, ""), (1, 0, 2, 1.0, "", ""))],
+    *[
+        ((*CALLBACK, "scores"), {"": torch.tensor(value, dtype=torch.float64)})
+        for value in ([1], [[1, 0, 2]], [[1, 0, 2, nan]], [[1, 0, 2, 3.0]], [[1, 0.5, 2, 1.0]], [[1, 0, -2, -3.0]])
+    ],
+    *[((*CALLBACK, "scores"), value) for value in (3, {3: torch.zeros(0, 4)}, {"": torch.zeros(0, 4)}, {"": [[1, 0, 2, 1.0]]}, GONE)],
     *[((*CALLBACK, "games"), value) for value in (*GAMES, GONE)],
     *[((*CALLBACK, name), value) for name in ("taken", "taken_at") for value in (-5, nan, "x", GONE)],
     *[((*CALLBACK, "opponents"), value) for value in (3, "random", [3])],
