@@ -97,6 +97,20 @@ def test_a_state_whose_scores_are_a_list_continues(name):
     assert other.state_dict()["scores"][""].tolist() == [[1, 0, 4, 2.5]]
 
 
+@pytest.mark.parametrize("row", [(2, 0, 3, 2.5), (1, 2, 3, 2.5), (1, NEWEST - 1, 3, 2.5), (1 << 50, 0, 3, 2.5)], ids=str)
+def test_results_of_players_that_the_checkpoint_lacks_are_one_line(row):
+    callback = made()
+
+    class Run:
+        saves_run = True
+
+    callback.run = Run()
+    other = SelfPlay(callback.config, Snapshots(nn.Linear(1, 1), 3))
+    other.load_state_dict({**callback.state_dict(), "scores": {"": torch.tensor([row], dtype=torch.float64)}})
+    with pytest.raises(SettingError, match="results of players that it lacks"):
+        other.on_train_start(None, Run())
+
+
 def test_scores_are_saved_as_one_tensor_for_each_behavior_whatever_the_number_of_games():
     callback = made()
     for number in range(300):
