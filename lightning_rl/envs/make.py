@@ -61,7 +61,7 @@ def make_vector_env(env: EnvSource, num_envs: int = DEFAULT_NUM_ENVS, first: int
 
     `num_envs` is used only with a function; `first` is the index of the first environment among those of all ranks.
     """
-    chosen = isinstance(env, EnvConfig) and env.vectorization == "auto"
+    chosen = isinstance(env, EnvConfig) and env.vectorization == "auto" and env.is_registered  # a function may change what it builds
     env = resolve_vectorization(env)
     if isinstance(env, VectorEnv):
         check_wrappers(env)

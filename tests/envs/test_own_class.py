@@ -59,6 +59,16 @@ def test_a_class_a_function_or_a_path_takes_all_settings_of_an_id(env_id, vector
         assert truncated == [[False] * 2, [False] * 2, [True] * 2, [False] * 2]
 
 
+def slippery():
+    env = gym.make("CartPole-v1")
+    env.unwrapped.step = lambda action: (np.zeros(4, np.float32), 7.0, False, False, {})
+    return env
+
+
+def test_what_a_function_changes_is_stepped_as_it_is():
+    assert stepped(lrl.EnvConfig(slippery, num_envs=8))[0] == [[7.0] * 8] * 4
+
+
 def test_parameters_reach_an_environment_that_a_class_builds():
     env = make_env(lrl.EnvConfig(Scripted, parameters={"period": 7}, observe_parameters=True))
     assert env.reset(seed=0)[0].tolist() == [0, 0, 7] and env.unwrapped.period == 7
@@ -73,6 +83,7 @@ def test_settings_hold_the_path_of_what_can_be_imported():
     assert [path_of(each) for each in (None, 3, Scripted(), Local, partial(build))] == [None] * 5
 
 
+@pytest.mark.thorough
 def test_a_file_that_names_a_class_is_played_and_resumed_without_env(folder):
     def trained(name, env_id, steps=-1, ckpt_path=None):
         model = tiny(lrl.PPO, max_env_steps=96, env={"id": env_id})
@@ -108,6 +119,7 @@ def test_a_file_may_not_name_other_classes_of_a_library(folder):
             lrl.load_policy("a.ckpt")
 
 
+@pytest.mark.thorough
 def test_a_run_begins_with_a_line_about_what_its_checkpoints_cannot_name(folder, capsys):
     class Local(Scripted): ...
 
