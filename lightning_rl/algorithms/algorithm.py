@@ -23,6 +23,7 @@ from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import OrPlain, SettingError, check_choice
 from lightning_rl.networks.memory import Memory, as_memory
+from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
@@ -83,8 +84,8 @@ class Algorithm(LearningRun, metaclass=MarkBuilt):
     """Discount factor of the environment's reward."""
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 0.5
     """Clip gradients to this Euclidean norm; null: no clipping."""
-    net_arch: list[int] | None = None
-    """Widths of hidden layers; null: [64, 64], SAC and TD3 [256, 256]."""
+    net_arch: NetArch | None = None
+    """Widths of hidden layers, or `{pi: [64], vf: [64]}` (off-policy qf); null: [64, 64], SAC and TD3 [256, 256]."""
     activation: str = "tanh"
     """Activation of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     encoder: str = "auto"

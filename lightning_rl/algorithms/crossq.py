@@ -45,7 +45,8 @@ class CrossQ(SAC):
     memory: Memory | None = field(init=False, default=None)  # empty slots of its sequences would enter the statistics
 
     def __post_init__(self) -> None:
-        self.critic_net_arch = [1024, 1024] if self.critic_net_arch is None else self.critic_net_arch
+        if self.critic_net_arch is None and not isinstance(self.net_arch, dict):
+            self.critic_net_arch = [1024, 1024]
         super().__post_init__()
         self.target_update, self.target_networks = None, []
         del self.target

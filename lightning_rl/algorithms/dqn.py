@@ -40,6 +40,8 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
     """Step size of the optimizer."""
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 10.0
     """Clip gradients to this Euclidean norm; null: no clipping."""
+    net_arch: list[int] | None = None
+    """Widths of hidden layers; null: [64, 64]."""
     activation: str = "relu"
     """Activation of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     batch_size: Annotated[int, Range(1)] | None = None  # type: ignore[assignment]  # an integer once it is built

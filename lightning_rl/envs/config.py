@@ -45,8 +45,7 @@ class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: `CartPole-v1`, `module:EnvId-v0`, or the path of a class or function such as `my_envs.Corridor` or `mpe2.simple_spread_v3`;
-            from Python, also these themselves.
+        id: `CartPole-v1`, `module:EnvId-v0`, or a class or function, by its path: `my_envs.Corridor`, `mpe2.simple_spread_v3`.
         num_envs: number of parallel environments in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto`: `async` for several Atari games on several cores, `native` for `Torch/…`, numpy for classic control, else `sync`.

@@ -1,7 +1,7 @@
 """Convert Stable-Baselines3's settings: their names and defaults, and our equivalents."""
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 from lightning_rl.config_files import Plain
 from lightning_rl.data.replay.hindsight import Strategy
@@ -260,7 +260,7 @@ def set_widths(config: Config, setting: object, where: str, algorithm: str) -> N
     parts = setting if isinstance(setting, list) else [setting]
     shared, last = (parts[:-1], parts[-1]) if parts and isinstance(parts[-1], dict) else (parts, {})
     policy_widths = last.get("pi", [])
-    others = next((last[name] for name in ("vf", "qf") if name in last), policy_widths)
+    others: Any = last.get("qf", policy_widths) if algorithm in OFF_POLICY else last.get("vf", [])
     widths = [*shared, *policy_widths] if isinstance(policy_widths, list) else []
     if last.keys() - {"pi", "vf", "qf"} or not all(isinstance(width, int) for width in widths) or (last and not isinstance(others, list)):
         raise SettingError(f"{where} must be a list of widths such as [64, 64], or of pi and vf, got {setting!r}")
@@ -268,10 +268,9 @@ def set_widths(config: Config, setting: object, where: str, algorithm: str) -> N
         config.set("model.net_arch", widths)
         if others != policy_widths or algorithm == "crossq":  # CrossQ's critics are wide by default
             config.set("model.critic_net_arch", [*shared, *others])
-    elif others != policy_widths:
-        config.set("model.net_arch", widths, f"of the value too, which has {others} there")
     else:
-        config.set("model.net_arch", widths, "shared by policy and value there, two networks here" if shared and last else "")
+        both = widths if others == policy_widths else {"pi": widths, "vf": [*shared, *others]}
+        config.set("model.net_arch", both, "shared by policy and value there, two networks here" if shared and last else "")
 
 
 def set_hindsight(config: Config, settings: Settings) -> None:

@@ -11,7 +11,7 @@ from lightning_rl.losses.policy_gradient import value_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
 from lightning_rl.networks.encoders import make_encoder
 from lightning_rl.networks.memory import Memory, make_memory
-from lightning_rl.networks.mlp import goal_mlp, orthogonal, orthogonal_linear
+from lightning_rl.networks.mlp import Widths, goal_mlp, orthogonal, orthogonal_linear, split_widths
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Step, Tree
@@ -83,7 +83,7 @@ class ActorCritic(PolicyNetwork):
 
     Args:
         spaces: observation and action space of one environment.
-        net_arch: widths of the hidden layers, for the policy and the value function each.
+        net_arch: widths of the hidden layers, for the policy and the value function each, or `{pi: …, vf: …}`.
         activation: activation of the hidden layers.
         encoder: image encoder; see `networks/encoders.py`.
         encoder_features: width of the image encoder's output.
@@ -109,7 +109,7 @@ class ActorCritic(PolicyNetwork):
         self,
         spaces: Spaces,
         *,
-        net_arch: Sequence[int] = (64, 64),
+        net_arch: Widths = (64, 64),
         activation: str = "tanh",
         encoder: str | type[nn.Module] = "auto",
         encoder_features: int = 512,
@@ -147,16 +147,17 @@ class ActorCritic(PolicyNetwork):
         self.passes_observations = memory is None and self.actor_encoder.is_vector
         """Whether observations, if they are floats, are used as features directly."""
         features, goal = self.memory.num_features, self.memory.goal
-        last = net_arch[-1] if net_arch else features
+        pi, vf = split_widths(net_arch, "vf")
+        last = pi[-1] if pi else features
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init, sde, last)
         layer = orthogonal_linear if ortho_init else nn.Linear
-        self.actor = goal_mlp(features, net_arch, activation, layer, goal=goal)
+        self.actor = goal_mlp(features, pi, activation, layer, goal=goal)
         head = nn.Linear(last, self.distribution.num_inputs) if sde is None else FeatureHead(self.distribution, last)
         self.actor.append(orthogonal(head, 0.01) if ortho_init else head)
         seen = self.critic_memory.num_features
-        self.critic = goal_mlp(seen, net_arch, activation, layer, goal=self.critic_memory.goal)
+        self.critic = goal_mlp(seen, vf, activation, layer, goal=self.critic_memory.goal)
         self.value_head = make_value_head(value_transform, value_support)
-        value = nn.Linear(net_arch[-1] if net_arch else seen, streams * self.value_head.atoms)
+        value = nn.Linear(vf[-1] if vf else seen, streams * self.value_head.atoms)
         self.critic.append(orthogonal(value, 1.0) if ortho_init else value)
 
     def perceptron(self) -> Perceptron | None:

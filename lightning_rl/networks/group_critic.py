@@ -10,7 +10,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import Perceptron
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.encoders import HEADS, attend, t_fixup
-from lightning_rl.networks.mlp import mlp, orthogonal
+from lightning_rl.networks.mlp import mlp, orthogonal, split_widths
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Tree
 
@@ -68,7 +68,7 @@ class GroupActorCritic(ActorCritic):
     def __init__(self, spaces: Spaces, *, attention_size: int = 64, **settings: Any) -> None:
         super().__init__(spaces, **settings)
         self.group_size = spaces.rows
-        outputs, hidden = settings["streams"] * self.value_head.atoms, settings["net_arch"]
+        outputs, hidden = settings["streams"] * self.value_head.atoms, split_widths(settings["net_arch"], "vf")[1]
         seen, done = self.critic_memory.num_features, self.distribution.num_features
         self.critic = GroupCritic(seen, done, attention_size, hidden, settings["activation"], outputs)  # type: ignore[assignment]
 

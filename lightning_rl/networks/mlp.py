@@ -1,7 +1,7 @@
 """Multi-layer perceptrons, their layers and initialization, and layers whose weights are generated from a goal."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -10,6 +10,10 @@ from torch.nn import functional
 
 from lightning_rl.errors import SettingError, check_choice, check_range
 
+NetArch = list[int] | dict[str, list[int]]
+"""The setting `net_arch`: widths of hidden layers, or those of each part, such as `{pi: [64], vf: [256]}`."""
+Widths = Sequence[int] | Mapping[str, Sequence[int]]
+"""What networks take as `net_arch`."""
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -25,6 +29,18 @@ def orthogonal(layer: nn.Linear, gain: float = math.sqrt(2)) -> nn.Linear:
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def split_widths(net_arch: Widths, critic: str) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the widths of the policy and of the critic, which has the name `critic` in a mapping; a list is for both.
+
+    Raises `SettingError`: a mapping has other keys.
+    """
+    if not isinstance(net_arch, Mapping):
+        return net_arch, net_arch
+    if net_arch.keys() != {"pi", critic}:
+        raise SettingError(f"net_arch must be a list of widths, or {{pi: [64, 64], {critic}: [64, 64]}}; got {dict(net_arch)}")
+    return net_arch["pi"], net_arch[critic]
 
 
 def orthogonal_linear(num_inputs: int, num_outputs: int) -> nn.Module:

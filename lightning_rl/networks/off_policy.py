@@ -16,7 +16,7 @@ from lightning_rl.networks.acting import Perceptron, PolicyNetwork
 from lightning_rl.networks.encoders import make_encoder
 from lightning_rl.networks.layers import hidden_layers
 from lightning_rl.networks.memory import Memory, make_memory
-from lightning_rl.networks.mlp import EnsembleLinear
+from lightning_rl.networks.mlp import EnsembleLinear, Widths, split_widths
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.spaces import Spaces, check_observation_space
 from lightning_rl.types import Tree
@@ -32,7 +32,8 @@ class Actor(PolicyNetwork):
         critic_obs: names of observations that the policy ignores.
         layers: kind of the hidden layers; see `hidden_layers`.
         log_std_init: initial log σ, if σ does not depend on the observation.
-        net_arch, activation, encoder, encoder_features, entities, goals, normalize_obs, memory, sde: as in `ActorCritic`.
+        net_arch: widths of the hidden layers of policy and critics, or `{pi: …, qf: …}`.
+        activation, encoder, encoder_features, entities, goals, normalize_obs, memory, sde: as in `ActorCritic`.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Actor(PolicyNetwork):
         action_dist: str,
         head: nn.Module,
         *,
-        net_arch: Sequence[int] = (256, 256),
+        net_arch: Widths = (256, 256),
         activation: str = "relu",
         encoder: str | type[nn.Module] = "auto",
         encoder_features: int = 512,
@@ -62,9 +63,9 @@ class Actor(PolicyNetwork):
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
         self.passes_observations = memory is None and self.encoder.is_vector
         """Whether observations, if they are floats, are used as features directly."""
-        features = self.memory.num_features
-        self.layers = hidden_layers(layers, features, net_arch, activation, goal=self.memory.goal)
-        last = net_arch[-1] if net_arch else features
+        features, (widths, _) = self.memory.num_features, split_widths(net_arch, "qf")
+        self.layers = hidden_layers(layers, features, widths, activation, goal=self.memory.goal)
+        last = widths[-1] if widths else features
         self.distribution = make_distribution(spaces.action, action_dist, log_std_init, sde, last)
         self.layers.append(nn.Linear(last, self.distribution.num_inputs) if sde is None else FeatureHead(self.distribution, last))
         self.layers.append(head)
@@ -197,7 +198,8 @@ class Critic(nn.Module):
         streams: S, the number of reward streams.
         layers, dropout: of the hidden layers; see `hidden_layers`.
         subset, quantiles, dropped: the estimate from the ensemble; see `make_estimate`.
-        net_arch, activation, encoder, encoder_features, entities, goals, memory: as in `ActorCritic`.
+        net_arch: as in `Actor`.
+        activation, encoder, encoder_features, entities, goals, memory: as in `ActorCritic`.
     """
 
     def __init__(
@@ -213,7 +215,7 @@ class Critic(nn.Module):
         subset: int | None = None,
         quantiles: int | None = None,
         dropped: int = 0,
-        net_arch: Sequence[int] = (256, 256),
+        net_arch: Widths = (256, 256),
         activation: str = "relu",
         encoder: str | type[nn.Module] = "auto",
         encoder_features: int = 512,
@@ -228,9 +230,9 @@ class Critic(nn.Module):
         self.estimate = make_estimate(ensemble, subset, quantiles, dropped)
         self.heads = (self.estimate.atoms, num_choices, streams)
         num_inputs = self.memory.num_features + num_actions
-        goal = self.memory.goal
-        self.layers = hidden_layers(layers, num_inputs, net_arch, activation, ensemble=ensemble, dropout=dropout, goal=goal)
-        self.layers.append(EnsembleLinear(ensemble, net_arch[-1] if net_arch else num_inputs, math.prod(self.heads)))
+        goal, (_, widths) = self.memory.goal, split_widths(net_arch, "qf")
+        self.layers = hidden_layers(layers, num_inputs, widths, activation, ensemble=ensemble, dropout=dropout, goal=goal)
+        self.layers.append(EnsembleLinear(ensemble, widths[-1] if widths else num_inputs, math.prod(self.heads)))
 
     def forward(self, obs: Tree, action: Tensor | None = None, episode_start: Tensor | None = None) -> Tensor:
         """Return Q `[E · Z, B, M, S]` (see `estimate`) for observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""

@@ -23,6 +23,7 @@ from lightning_rl.checkpoints.files import shown
 from lightning_rl.config_files import Plain
 from lightning_rl.distributions.state_dependent import MAX_MEAN
 from lightning_rl.errors import SettingError
+from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.normalization import ObservationNormalizer
 from lightning_rl.sharing.hub import STATISTICS
 from lightning_rl.sharing.vec_normalize import Statistics, read_statistics
@@ -158,11 +159,11 @@ class _Weights:
             for key, value in self.linear(f"{prefix}.{layer}", f"{ours}.leaves.0.{own}").items()
         }
 
-    def settings(self, state: Mapping[str, Tensor], activation: str, widths: list[int]) -> Plain:
+    def settings(self, state: Mapping[str, Tensor], activation: str, net_arch: NetArch) -> Plain:
         """Return the settings of the networks."""
         features = next((len(bias) for name, bias in state.items() if name.endswith("leaves.0.linear.bias")), None)
         images = {} if features is None else {"encoder": "nature_cnn", "encoder_features": features}
-        return {"net_arch": widths, "activation": activation, **images}
+        return {"net_arch": net_arch, "activation": activation, **images}
 
 
 Read = tuple[Plain, dict[str, Tensor], set[str]]
@@ -171,8 +172,7 @@ Read = tuple[Plain, dict[str, Tensor], set[str]]
 
 def _read_actor_critic(weights: _Weights) -> Read:
     policy, value = (weights.layers(f"mlp_extractor.{name}_net") for name in ("policy", "value"))
-    if (widths := weights.widths(policy)) != weights.widths(value):
-        raise UnlikeError(f"its policy has layers of {widths} and its value function of {weights.widths(value)}; here both have the same")
+    widths = _net_arch(weights.widths(policy), vf=weights.widths(value))
     state = weights.sequence([*policy, "action_net"], "network.actor") | weights.sequence([*value, "value_net"], "network.critic")
     if "log_std" in weights.weights:
         state["network.distribution.log_std"] = weights.take("log_std")
@@ -186,6 +186,11 @@ def _read_actor_critic(weights: _Weights) -> Read:
     if weights.kwargs.get("squash_output"):
         settings["action_dist"] = "tanh_normal"
     return settings, state, used
+
+
+def _net_arch(pi: list[int], **critic: list[int]) -> NetArch:
+    """Return the setting `net_arch` of a policy and a critic."""
+    return pi if [pi] == [*critic.values()] else {"pi": pi, **critic}
 
 
 def _exploration(weights: _Weights, state: Mapping[str, Tensor]) -> Plain:
@@ -239,10 +244,8 @@ def _read_critics(weights: _Weights, widths: list[int], state: dict[str, Tensor]
     state |= weights.encoder("actor.", "network.encoder")
     for theirs, ours in (("critic", "critic"), ("critic_target", target)):
         state |= weights.ensemble(theirs, ours) | weights.encoder(f"{theirs}.", f"{ours}.encoder")
-    critic = weights.widths(weights.layers("critic.qf0")[:-1])
-    if critic != widths:
-        raise UnlikeError(f"its policy has layers of {widths} and its critics of {critic}; here both have the same")
-    return weights.settings(state, weights.activation("relu"), widths) | {"n_critics": weights.critics("critic")}
+    net_arch = _net_arch(widths, qf=weights.widths(weights.layers("critic.qf0")[:-1]))
+    return weights.settings(state, weights.activation("relu"), net_arch) | {"n_critics": weights.critics("critic")}
 
 
 _READERS = {"PPO": _read_actor_critic, "A2C": _read_actor_critic, "DQN": _read_dqn, "SAC": _read_sac, "TD3": _read_td3}

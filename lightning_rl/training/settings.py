@@ -13,6 +13,7 @@ from lightning_rl.distributions import SDE
 from lightning_rl.errors import OrPlain, SettingError, as_settings, check_range
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
+from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.rewards import SignalSettings
 from lightning_rl.schedules import ScheduleSetting, piecewise
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     class AlgorithmPart(LearningRun):
         """What groups of settings use of the algorithm that they are part of."""
 
-        net_arch: list[int] | None
+        net_arch: NetArch | None
         n_steps: int
 
         def __post_init__(self) -> None: ...
@@ -111,7 +112,7 @@ class CriticFields(AlgorithmPart):
     drop_quantiles: Annotated[int, Range(0)] = 0
     """Number of largest quantiles per critic to drop from the target."""
     critic_net_arch: list[int] | None = None
-    """Widths of the critics' hidden layers; null: net_arch."""
+    """Widths of the critics' hidden layers; null: those in net_arch."""
     critic_layers: Layers = "plain"
     """Hidden layers of the critics: `plain`, `layer_norm`, or the residual blocks of `simba`."""
     critic_dropout: Annotated[float, Range(0, 0.99)] = 0.0
@@ -122,6 +123,8 @@ class CriticFields(AlgorithmPart):
     def __post_init__(self) -> None:
         self.net_arch = [256, 256] if self.net_arch is None else self.net_arch
         super().__post_init__()
+        if self.critic_net_arch is not None and isinstance(self.net_arch, dict):
+            raise SettingError("critic_net_arch and qf in net_arch are the same widths: set one of them")
         for width in self.critic_net_arch or ():
             check_range("critic_net_arch", width, 1, whole=True)
 

@@ -279,8 +279,10 @@ def test_policies_are_expressions_that_are_read_and_not_run():
     [
         ("[64, 32]", [64, 32], ""),
         ("[]", [], ""),
-        ("dict(pi=[64], qf=[64])", [64], ""),
-        ("dict(pi=[64, 32], vf=[16])", [64, 32], "of the value too, which has [16] there"),
+        ("dict(pi=[64], vf=[64])", [64], ""),
+        ("dict(pi=[64])", {"pi": [64], "vf": []}, ""),
+        ("dict(pi=[64, 32], vf=[16])", {"pi": [64, 32], "vf": [16]}, ""),
+        ("[128, dict(pi=[64], vf=[32])]", {"pi": [128, 64], "vf": [128, 32]}, "shared by policy and value there, two networks here"),
         ("[128, dict(pi=[64], vf=[64])]", [128, 64], "shared by policy and value there, two networks here"),
     ],
 )

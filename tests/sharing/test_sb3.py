@@ -24,7 +24,6 @@ from tests.sharing.test_hub import ADDRESS, REPO, hub  # noqa: F401  (a fixture)
 from tests.sharing.theirs import CASES, FOLDER, NORMALIZED, complete, observations
 
 OURS = {"PPO": PPO, "A2C": A2C, "DQN": DQN, "SAC": SAC, "TD3": TD3, "DDPG": TD3}
-READ = [name for name in CASES if name != "unequal"]
 CARTPOLE = FOLDER / "ppo-CartPole-v1.zip"
 
 
@@ -54,7 +53,7 @@ class Bomb:
         return open, (self.file, "w")
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", CASES)
 def test_an_agent_does_what_it_did_there_at_a_thousand_observations(name, tmp_path):
     algorithm, env_id, _ = CASES[name]
     policy = lrl.load_policy(complete(name, tmp_path), env=env_id)
@@ -170,7 +169,6 @@ EXTRACTOR = {"policy_kwargs": {"features_extractor_class": "<class 'my_module.Mi
     ("given", "env_id", "words"),
     [
         ({"name": "sac-sde", "data": {"policy_kwargs": {"clip_mean": 1.0}}}, "Pendulum-v1", "its clip_mean is 1.0"),
-        ({"name": "unequal"}, "CartPole-v1", r"layers of \[4\] and its value function of \[5\]; here both have the same"),
         (
             {"data": {"policy_class": {"__module__": "sb3_contrib.tqc.policies"}}},
             "CartPole-v1",
