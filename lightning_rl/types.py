@@ -93,6 +93,7 @@ class Rollout(NamedTuple):
     action_mask: bool `[T, N, M]`, the legal choices at `obs`.
     next_obs: `[T, N, ...]` tree, the true one where an episode ended; empty if no reward signal needs it.
     memory: the policy's memory before the first row of each sequence, row 0, L, 2 L, … for sequences of L rows, `[⌈T / L⌉, N, ...]` tree.
+    actors: `[A]`, the numbers of the actors that collected the A equal parts of the N environments; parts of one actor follow each other.
     """
 
     obs: Tree
@@ -108,6 +109,7 @@ class Rollout(NamedTuple):
     action_mask: Tree = ()
     memory: Tree = ()
     next_obs: Tree = ()
+    actors: Tree = ()
 
     @property
     def experience(self) -> Experience:

@@ -78,7 +78,8 @@ class ActorPool:
         unroll = tree_to_torch(unroll._replace(ends=()))._replace(ends=ends)  # type: ignore[arg-type]
         self.last_rollout = unroll.rollout()
         with torch.no_grad(), self.precision():
-            return add_values(unroll, self.network, next(self.network.parameters()).device)
+            rollout = add_values(unroll, self.network, next(self.network.parameters()).device)
+        return rollout._replace(actors=torch.tensor([answer.worker for answer in answers]))
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
         """Yield the steps that one actor made while the last ones were learned from, the first `random_steps` with random actions."""

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.optim import Optimizer
 
 from lightning_rl.errors import check_flag, check_range
@@ -90,7 +91,7 @@ class LearnedSignal(RewardSignal):
 class ReturnScale(nn.Module):
     """Divides rewards by √(var + 1e-8), with the running variance of the environments' discounted returns, and clips them to [-10, 10].
 
-    With actors this is an approximation: a column of a batch may be another environment each time, but continues the last one's return.
+    A rollout of an actor continues the returns of this actor's last one that was learned from.
     """
 
     def __init__(self, gamma: float) -> None:
@@ -98,6 +99,7 @@ class ReturnScale(nn.Module):
         self.gamma = gamma
         self.statistics = RunningMeanStd()
         self.running = torch.zeros(0)
+        """γ times the current return of each environment, actor after actor."""
 
     def forward(self, reward: Tensor) -> Tensor:
         scale = (self.statistics.var + 1e-8).rsqrt().float()
@@ -105,14 +107,18 @@ class ReturnScale(nn.Module):
 
     def gather(self, reward: Tensor, rollout: Rollout) -> None:
         """Merge the discounted returns of rewards `[T, N]` up to each step."""
-        if self.running.shape != reward[0].shape:  # the first rollout of a run
-            self.running = torch.zeros_like(reward[0])
-        self.running = self.running.to(reward.device)  # a checkpoint's is on the CPU
+        actors = rollout.actors.tolist() if len(rollout.actors) else [0]
+        num = reward.shape[1] // len(actors)
+        unknown = max(0, num * (1 + max(actors)) - len(self.running))  # their first rollout
+        self.running = pad(self.running.to(reward.device), (0, unknown))  # a checkpoint's is on the CPU
         carry, start = ~(rollout.terminated | rollout.truncated), rollout.episode_start
         carry[:-1] &= ~start[1:]  # an abandoned episode does not carry over to the next one
         reward = reward * rollout.valid
-        returns = discounted_sum(reward, self.gamma * carry, self.running * ~start[0])
-        self.running = returns[-1] * self.gamma * carry[-1]
+        returns = torch.empty_like(reward)
+        for part, actor in enumerate(actors):
+            own, envs = slice(part * num, (part + 1) * num), slice(actor * num, (actor + 1) * num)
+            returns[:, own] = discounted_sum(reward[:, own], self.gamma * carry[:, own], self.running[envs] * ~start[0, own])
+            self.running[envs] = returns[-1, own] * self.gamma * carry[-1, own]
         self.statistics.update(returns[rollout.valid])
 
     def begin_episodes(self) -> None:
@@ -124,6 +130,8 @@ class ReturnScale(nn.Module):
 
     def set_state(self, state: State) -> None:
         self.running = torch.from_numpy(state["running"])
+        if self.running.dim() != 1:
+            raise ValueError(f"returns of environments have shape {tuple(self.running.shape)}")
 
 
 class Extrinsic(RewardSignal):

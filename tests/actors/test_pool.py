@@ -144,6 +144,40 @@ def test_a_restarted_actor_plays_the_current_lesson_in_environments_with_their_o
     assert len(played) >= 10 and all(lessons == {"length": 0} for lessons in played)
 
 
+class Recording(LocalWorkers):
+    """Workers that keep the actor, the rewards `[T, N]` and the episode ends of each rollout, in the order of the rollouts."""
+
+    def receive(self):
+        answer = super().receive()
+        if answer.method == "act":
+            vars(self).setdefault("rollouts", []).append((answer.worker, answer.value.experience))
+        return answer
+
+
+def test_normalized_rewards_continue_the_returns_of_each_actor_in_a_resumed_run_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(experience, "make_workers", lambda build, config, network: Recording(build, config.num_actors, network))
+    actors = {"num_actors": 2, "rollouts_per_batch": 1, "backend": "threads"}
+    whole, resumed = (tiny(IMPALA, actors=actors, normalize_reward=True, gamma=0.5) for _ in range(2))
+    returns, learned_from = torch.zeros(2, 2), []
+
+    def watch(pool):
+        actor, rollout = pool.workers.rollouts[len(learned_from)]
+        learned_from.append(actor)
+        for reward, over in zip(rollout.reward, rollout.terminated | rollout.truncated, strict=True):
+            returns[actor] = 0.5 * (torch.from_numpy(reward).flatten() + returns[actor]) * torch.from_numpy(~over)
+        running = whole.reward_signals["extrinsic"].returns.running
+        torch.testing.assert_close(running, returns.flatten()[: len(running)])
+        if len(learned_from) == 3:
+            whole.trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    each_iteration(whole, watch)
+    fit(whole)
+    assert learned_from == [0, 1, 0, 0, 1, 0]
+    fit(resumed, ckpt_path=tmp_path / "last.ckpt")
+    one, other = (model.reward_signals["extrinsic"].returns for model in (whole, resumed))
+    assert torch.equal(one.running, other.running) and torch.equal(one.statistics.var, other.statistics.var)
+
+
 def test_nan_of_an_actor_is_reported_and_counted(capsys):
     rows, kwargs = Rows(), {"door": "observation", "value": float("nan"), "at": 20}
     model = tiny(

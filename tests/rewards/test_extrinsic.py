@@ -63,6 +63,25 @@ def test_the_return_of_an_abandoned_episode_does_not_go_on_in_the_next_one(row):
     assert signal.returns.running.tolist() == [0.75]  # ½ (1 + ½ 1)
 
 
+@pytest.mark.parametrize("stored", [[], [2.0], [2.0, 6.0]], ids=["new", "of_fewer_columns", "of_all"])
+def test_each_actor_continues_its_own_return_in_whichever_column_its_rollout_is(stored):
+    signal = Extrinsic(gamma=0.5, normalize=True)
+    signal.set_state({"running": np.array(stored, np.float32)})
+    first, second = [*stored, 0.0, 0.0][:2]
+    signal.gather(make_rollout(torch.tensor([[8.0, 4.0, 2.0]]))._replace(actors=torch.tensor([1, 1, 0])))
+    # actor 1 was paid 8 and then 4: ½ (4 + ½ 8); actor 0 was paid 2: ½ 2
+    assert signal.returns.running.tolist() == [1 + first / 2, 4 + second / 4]
+    signal.gather(make_rollout(torch.tensor([[0.0, 0.0, 16.0]]))._replace(actors=torch.tensor([0, 0, 1])))
+    assert signal.returns.running.tolist() == [0.25 + first / 8, 10 + second / 8]
+    returns = [8 + second, 8 + second / 2, 2 + first, 1 + first / 2, 0.5 + first / 4, 20 + second / 4]
+    assert signal.returns.statistics.mean.item() == pytest.approx(np.mean(returns), abs=1e-3)
+
+
+def test_stored_returns_that_are_no_row_are_refused():
+    with pytest.raises(ValueError, match=r"returns of environments have shape \(1, 2\)"):
+        Extrinsic(normalize=True).set_state({"running": np.zeros((1, 2), np.float32)})
+
+
 def test_invalid_rows_are_in_no_statistic():
     # NEXT_STEP: environment 0 ends at row 1, and its row 2 only resets it
     reward = torch.tensor([[1.0, 1.0], [2.0, 1.0], [100.0, 1.0], [4.0, 1.0]])  # what a signal may pay for a reset
