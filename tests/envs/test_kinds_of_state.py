@@ -538,9 +538,9 @@ def test_many_rows_of_one_array_are_read_in_a_moment_and_stay_rows_of_one():
         each.table = np.zeros((20_000, 4))
         each.rows = list(each.table)
     thing.table += 1
-    began = time.perf_counter()
+    began = time.process_time()
     write_all([other], read_all([thing], strict=True), VERSION, whole=True)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     other.rows[7][2] = 9
     assert other.table.sum() == 80_000 + 8
 
@@ -551,10 +551,10 @@ def test_what_is_left_out_of_a_replay_costs_no_time_at_each_reset():
 
     words = Words()
     words.list = ["word"] * (MAX_PARTS + 1)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(1_000):
         assert read_all([words]) == [{}]
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_the_ways_of_packaged_environments_need_no_replay():

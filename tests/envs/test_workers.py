@@ -80,7 +80,7 @@ def kill(stepper: Stepper) -> np.ndarray:
 
 FAULTS = {
     "killed": (kill, "died with exit code -9"),
-    "frozen": (lambda stepper: np.array([0, 2, 0]), "TimeoutError: no answer in 0.3 s"),
+    "frozen": (lambda stepper: np.array([0, 2, 0]), "TimeoutError: no answer in 1 s"),
     "raising": (lambda stepper: np.array([0, 1, 0]), "ValueError: the motor is hot"),
 }
 
@@ -89,7 +89,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failing_worker_loses_one_row_and_starts_a_new_episode(mode, fault):
-    stepper = faulty(mode, step_timeout=0.3)
+    stepper = faulty(mode, step_timeout=1.0 if fault == "frozen" else None)
     stepper.reset(0)
     for _ in range(2):
         stepper.step(np.array([0, 0, 0]))
