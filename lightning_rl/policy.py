@@ -204,13 +204,14 @@ def play_episodes(
     check_seed("seed", seed)
     if max_episode_steps is not None:
         check_range("max_episode_steps", max_episode_steps, 1, whole=True)
-    if not (isinstance(algorithm.env, EnvConfig) or callable(algorithm.env)):
+    env = algorithm.current_env
+    if not (isinstance(env, EnvConfig) or callable(env)):
         raise SettingError("evaluate cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
     together = min(num_envs, episodes)
     rows = together * max(1, len(algorithm.spaces.agents))
     name = None if opponent is None else name_opponent("opponent", opponent)
     other = None if name is None else algorithm.make_opponent(name, rows)
-    episode_player = make_player(algorithm.env, together, max_episode_steps, algorithm.spaces, opponent=None if name == "random" else other)
+    episode_player = make_player(env, together, max_episode_steps, algorithm.spaces, opponent=None if name == "random" else other)
     episode_player.on_nan = getattr(algorithm, "on_nan", "raise")
     network: Any = algorithm.network
     if player is not None:
@@ -243,7 +244,7 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
 
     try:
         files[0].parent.mkdir(exist_ok=True)
-        player = make_player(with_render_mode(algorithm.env), 1, max_episode_steps, algorithm.spaces, [recording])
+        player = make_player(with_render_mode(algorithm.current_env), 1, max_episode_steps, algorithm.spaces, [recording])
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), torch_threads(1):
             return player.play(algorithm.network, len(files), seed, True)
@@ -267,7 +268,7 @@ def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.En
             agents, or is built by a function and `render_mode` is given.
     """
     algorithm = source if isinstance(source, Run) else load_with_env(source)
-    env = algorithm.env
+    env = algorithm.current_env
     if algorithm.spaces.agents or algorithm.learner_names:
         raise SettingError("make_env is for single-agent environments; build a multi-agent one as its package does")
     if isinstance(env, VectorEnv) or env is None:

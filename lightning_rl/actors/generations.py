@@ -193,7 +193,7 @@ class EvaluatorPool:
         return obs
 
     def set_lessons(self, lessons: Lessons) -> None:
-        self.lessons = lessons
+        self.lessons = {**self.lessons, **lessons}
 
     def restart_episodes(self) -> None:
         """Do nothing: between generations there are no current episodes."""

@@ -193,7 +193,7 @@ class ActorPool:
         return tree_map(lambda *leaves: torch.from_numpy(np.concatenate(leaves)), *rows)
 
     def set_lessons(self, lessons: Lessons) -> None:
-        self.lessons = lessons
+        self.lessons = {**self.lessons, **lessons}
 
     def restart_episodes(self) -> None:
         """Abandon the current episodes."""

@@ -45,7 +45,21 @@ from lightning_rl.training.replay import replay
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
-RESERVED = {"count", "counted", "length", "updates", "env_steps", "episodes", "began_at", "generator", "noise", "seed", "guard", "recorded"}
+RESERVED = {
+    "count",
+    "counted",
+    "length",
+    "updates",
+    "env_steps",
+    "episodes",
+    "began_at",
+    "generator",
+    "noise",
+    "seed",
+    "guard",
+    "recorded",
+    "parameter_values",
+}
 """Names that a run uses itself: a setting or attribute with one of these names would shadow it."""
 
 

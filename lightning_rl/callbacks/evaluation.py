@@ -145,7 +145,7 @@ class RolloutEvaluator(pl.Callback):
         num_envs = min(self.num_envs, self.episodes)
         named = self.opponent != "random"
         opponent = algorithm.make_opponent(self.opponent, num_envs * len(algorithm.spaces.agents)) if named else None
-        env = algorithm.env if self.env is None else self.env
+        env = algorithm.current_env if self.env is None else self.env
         wrappers = variant or self.wrappers  # wrappers that watch see the environment as it is
         try:
             player = make_player(env, num_envs, self.max_episode_steps, algorithm.spaces, wrappers, opponent)
@@ -250,9 +250,12 @@ class RolloutEvaluator(pl.Callback):
         log_row(trainer, algorithm, metrics | row)
         metrics |= monitored
         show_to_callbacks(trainer, monitored)
+        played = algorithm.parameter_values
         for callback in callbacks_of(trainer, object):
             if hasattr(callback, "on_evaluation_end"):
                 callback.on_evaluation_end(trainer, algorithm, metrics)
+        if algorithm.parameter_values is not played:  # later callbacks have remembered this evaluation, which is of another task now
+            algorithm.begin_task()
         absent = check_monitors(trainer, metrics)
         with run_as_validation(trainer, algorithm):
             call_hooks(trainer, algorithm, "on_validation_end", without=absent)

@@ -13,6 +13,7 @@ from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvSource
+from lightning_rl.envs.lessons import PlainSampler
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import State
@@ -31,6 +32,8 @@ class AlgorithmRun(Protocol):
     updates: int
     max_env_steps: int
     env: EnvSource
+    current_env: EnvSource
+    parameter_values: dict[str, PlainSampler]
     spaces: Spaces
     network: PolicyNetwork
     target_networks: list[tuple[nn.Module, nn.Module]]
@@ -52,6 +55,7 @@ class AlgorithmRun(Protocol):
     def validate(self) -> dict[str, float]: ...
     def check_experience(self) -> None: ...
     def end_iteration(self) -> None: ...
+    def begin_task(self) -> None: ...
     def interrupt(self, abandons: bool) -> None: ...
     def state_dict(self) -> State: ...
     def end_run(self) -> None: ...

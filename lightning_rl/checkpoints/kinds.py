@@ -126,6 +126,7 @@ POSITIVE = Kind("an integer >= 1", lambda value: is_count(value) and value > 0)
 NUMBER = Kind("a finite number", is_number)
 MEASURE = Kind("a number", lambda value: type(value) in (int, float) and value < MAX_COUNT)  # minus infinity before the first one
 FLAG = Kind("true or false", lambda value: type(value) is bool)
+SAMPLER = Kind("a number or a mapping", lambda value: is_number(value) or isinstance(value, dict))
 TEXT = Kind("a string", is_text)
 LIST = Kind("a list", lambda value: isinstance(value, list))
 MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))

@@ -268,6 +268,20 @@ def as_parameter(name: str, setting: object) -> Parameter:
     return Parameter(tuple(as_lesson(f"{name}.curriculum[{i}]", lesson, i, i == last) for i, lesson in enumerate(lessons)), replay)
 
 
+def change_parameter(settings: Mapping[str, object], name: str, value: object) -> PlainSampler | None:
+    """Return what a parameter of `env.parameters` is drawn from after a change; None if that is what it is drawn from already.
+
+    Raises `SettingError`: there is no such parameter, it has lessons, or the value is invalid.
+    """
+    known = as_parameters(settings)
+    if name not in known:
+        raise SettingError(f"set_parameter: {name} is not in env.parameters, which give its first value{nearest(name, known)}")
+    if len(known[name].lessons) > 1:
+        raise SettingError(f"set_parameter: {name} follows its lessons in env.parameters")
+    new = as_plain(as_sampler(f"set_parameter: {name}", value))
+    return None if new == as_plain(known[name].lessons[0].value) else new
+
+
 def as_lesson(name: str, setting: object, number: int, last: bool) -> Lesson:
     """Read one lesson; all but the last need criteria."""
     if not isinstance(setting, Mapping):

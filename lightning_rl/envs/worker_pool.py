@@ -167,7 +167,7 @@ class WorkerVectorEnv(VectorEnv):
         """
         if not self.takes_lessons:
             raise AttributeError("set_lessons")
-        self.lessons = lessons
+        self.lessons = {**self.lessons, **lessons}
         self.call("set_lessons", lessons)
 
     def record(self, way: str | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +25,8 @@ from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.distributed import leave_results, merge_metrics, of_all_ranks
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.envs.config import EnvSource, changed_task
+from lightning_rl.envs.config import EnvConfig, EnvSource, changed_task
+from lightning_rl.envs.lessons import PlainSampler, as_parameter, change_parameter
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.networks.acting import PolicyNetwork
@@ -72,6 +74,8 @@ class Run(HookedModule):
         """Lines for the user from this rank that have not been printed yet."""
         self.changed_task: list[str] = []
         """Changed settings that make the environment a different task than in the checkpoint that is being resumed."""
+        self.parameter_values: dict[str, PlainSampler] = {}
+        """What `set_parameter` has set: numbers or samplers, by the parameter's name."""
         self.saves_run = True
         """Whether checkpoints contain the state of the run, and not only weights and optimizers."""
 
@@ -184,6 +188,49 @@ class Run(HookedModule):
         """Return the names of the behaviors that learn; empty in a run with one policy."""
         return ()
 
+    @property
+    def current_env(self) -> EnvSource | None:
+        """Return the environment with the values of `set_parameter`, as evaluations play it."""
+        if not isinstance(self.env, EnvConfig) or not self.parameter_values:
+            return self.env
+        return replace(self.env, parameters={**self.env.parameters, **self.parameter_values})
+
+    def set_parameter(self, name: str, value: PlainSampler) -> None:
+        """Set a parameter of the environments, beginning with their next episodes, and of evaluations.
+
+        It is another task then: the best score so far and the statistics of episodes are reset, as when a run is resumed in a changed
+        environment. Checkpoints contain the value. With several ranks, call this on each of them with the same value.
+
+        Args:
+            name: a parameter in `env.parameters` without lessons.
+            value: a number or a sampler, as in `env.parameters`.
+
+        Raises:
+            SettingError: there is no such parameter, it has lessons, or the value is invalid.
+        """
+        if self.counter != "env_steps":
+            raise SettingError(f"set_parameter: {type(self).__name__} steps no environments")
+        env = self.current_env
+        new = change_parameter(env.parameters if isinstance(env, EnvConfig) else {}, name, value)
+        if new is not None:
+            self.parameter_values = {**self.parameter_values, name: new}
+            if self.collector is not None:
+                self._send_parameters()
+                self.begin_task()
+
+    def _send_parameters(self) -> None:
+        """Set the values of `set_parameter` in all environments."""
+        collector: Any = self.collector  # steps environments
+        if self.parameter_values:
+            collector.set_lessons({name: as_parameter(name, value).until(0) for name, value in self.parameter_values.items()})
+
+    def begin_task(self) -> None:
+        """Reset the statistics of episodes, and let callbacks reset what they know of evaluations: all belong to another task."""
+        assert self.collector is not None
+        self.collector.statistics.clear()
+        for callback in self._callbacks_with("on_environment_changed"):
+            callback.on_environment_changed(self.trainer, self)
+
     def in_short(self) -> str:
         """Return the mean return and length of episodes, and texts of callbacks, for the progress bar."""
         assert self.collector is not None
@@ -254,9 +301,11 @@ class Run(HookedModule):
         self.begin_learning()
         if self.count:
             self._continue()
+            self._send_parameters()  # restored environments have the values with which their episodes began
             for callback in self._callbacks_with("on_run_continued"):
                 callback.on_run_continued(trainer, self)
         else:
+            self._send_parameters()
             self.warm_up()
             self.count_steps()
         trainer.should_stop |= self.finished or any_rank_must_stop(trainer)
@@ -345,10 +394,12 @@ class Run(HookedModule):
     def get_results(self) -> State:
         """Return the counts, and the state of lessons and of self-play, which the next `fit` continues, as plain data."""
         callbacks = [each.state_dict() for each in self.learning_callbacks()]
-        return to_plain({"counts": [[getattr(each, name) for name in self.COUNTS] for each in self.parts], "callbacks": callbacks})
+        counts = [[getattr(each, name) for name in self.COUNTS] for each in self.parts]
+        return to_plain({"counts": counts, "callbacks": callbacks, "parameters": self.parameter_values})
 
     def set_results(self, results: State) -> None:
         """Restore what `get_results` returned in another process."""
+        self.parameter_values = results["parameters"]
         for each, counts in zip(self.parts, results["counts"], strict=True):
             for name, count in zip(self.COUNTS, counts, strict=True):
                 setattr(each, name, count)
@@ -381,15 +432,19 @@ class Run(HookedModule):
         """Add our entries to Lightning's in a checkpoint."""
         counts = {name: getattr(self, name) for name in self.COUNTS}
         ranks = self._states_of_ranks() if self.saves_run and self.dataset is not None else []
-        checkpoint["lightning_rl"] = {"format_version": self.format_version, **self.describe(), **counts, "ranks": ranks}
+        own = {**self.describe(), **counts, "parameters": dict(self.parameter_values), "ranks": ranks}
+        checkpoint["lightning_rl"] = {"format_version": self.format_version, **own}
 
     def load_run(self, checkpoint: Checkpoint) -> None:
         """Load the checkpoint's counts; a Trainer that resumes its run also restores everything else when training starts."""
         state = checkpoint["lightning_rl"]
         self.env_steps, self.updates, self.episodes = state["env_steps"], state["updates"], state["episodes"]
         self.ranks = state.get("ranks", []) if self.has_trainer else []
-        stored = checkpoint.get("hyper_parameters", {}).get("env")
-        self.changed_task = changed_task(stored, self.hparams.get("env")) if self.has_trainer else []
+        own = self.hparams.get("env") or {}
+        changed = changed_task(checkpoint.get("hyper_parameters", {}).get("env"), own)
+        known = {} if changed else own.get("parameters", {})  # settings given explicitly win
+        self.parameter_values = {name: value for name, value in state.get("parameters", {}).items() if name in known}
+        self.changed_task = changed if self.has_trainer else []
 
     def _states_of_ranks(self) -> list[State]:
         """Return the states of all ranks as plain data, on every rank."""
@@ -435,9 +490,7 @@ class Run(HookedModule):
         if self.changed_task:
             what = "the best score so far and the statistics of episodes belong to another task and are reset"
             self.say(f"{', '.join(self.changed_task)} changed since the checkpoint: {what}")
-            dataset.collector.statistics.clear()
-            for callback in self._callbacks_with("on_environment_changed"):
-                callback.on_environment_changed(trainer, self)
+            self.begin_task()
         self.ranks, self.changed_task = [], []
 
     def _set_state(self, state: State) -> str | None:
