@@ -74,7 +74,8 @@ class Curriculum(pl.Callback):
             self.begin()
         if pl_module.counter != "env_steps":
             raise SettingError(f"Curriculum: {type(pl_module).__name__} steps no environments; remove the callback")
-        known = pl_module.env.parameters if isinstance(pl_module.env, EnvConfig) else self.parameters
+        env = pl_module.env  # what a class or function builds may be in `EnvParameters` already
+        known = env.parameters if isinstance(env, EnvConfig) and env.is_registered else self.parameters
         for name in self.parameters.keys() - known.keys():
             raise SettingError(f"Curriculum: {name} is not in env.parameters{nearest(name, known)}")
         check_criteria(self.parameters, pl_module.learner_names, [each.behavior for each in callbacks_of(trainer, SelfPlay)])

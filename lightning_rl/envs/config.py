@@ -114,6 +114,8 @@ class EnvConfig:
             for name in ("wrappers", "frame_stack", "atari", "parameters"):
                 if getattr(self, name):
                     raise SettingError(f"env.{name} does not work with vectorization {self.vectorization}; use sync or async")
+        if self.parameters and (is_vmas(self.name) or self.name in GAMES):
+            raise SettingError(f"env.parameters: {self.name} has none that a reset can set; leave them out")
 
     def check_agents(self) -> None:
         """Raise `SettingError` for settings that environments of several agents, as this one has, do not support."""
@@ -121,11 +123,8 @@ class EnvConfig:
             raise SettingError(f"env.vectorization {self.vectorization} is for environments of one agent; leave it out for {self.name}")
         for name in ("autoreset", "wrappers", "frame_stack", "atari", "observe_parameters"):
             if getattr(self, name):
-                raise SettingError(
-                    f"env.{name} is for environments of one agent; {self.name} has several: wrap it in a function of your own"
-                )
-        if self.parameters and (is_vmas(self.name) or self.name in GAMES):
-            raise SettingError(f"env.parameters: {self.name} has none that a reset can set; leave them out")
+                way_out = "wrap it in a function of your own"
+                raise SettingError(f"env.{name} is for environments of one agent; {self.name} has several: {way_out}")
 
     @property
     def path(self) -> str | None:
