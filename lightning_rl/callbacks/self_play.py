@@ -127,7 +127,8 @@ class SelfPlay(pl.Callback):
         self.elos[self.snapshots.taken] = self.elo
         self.snapshots.take()
         self.snapshots.drop(self._opponent().playing.tolist())
-        self.elos = {player: elo for player, elo in self.elos.items() if player in self.fixed or player in self.snapshots.numbers}
+        players = {*self.fixed, *self.snapshots.numbers}
+        self.elos = {player: elo for player, elo in self.elos.items() if player in players}
         self.taken_at = count
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
