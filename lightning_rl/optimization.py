@@ -158,11 +158,12 @@ def gradient_step(
     Returns:
         The gradient's norm before clipping, and whether loss and gradient were finite: a tensor if the host did not wait.
     """
-    parameters = parameters_of(optimizer)
     hooks("on_before_zero_grad", optimizer)
-    for group in optimizer.param_groups:  # as Optimizer.zero_grad does, in a tenth of its time
-        for parameter in group["params"]:
-            parameter.grad = None
+    parameters = []
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        parameter.grad = None  # as Optimizer.zero_grad does, in a tenth of its time
+        if parameter.requires_grad:
+            parameters.append(parameter)
     hooks("on_before_backward", loss)
     if parameters:
         scaler.scale(loss).backward(inputs=parameters)

@@ -14,7 +14,17 @@ from lightning_rl.distributions import Exploration, state_dependent
 from lightning_rl.envs.stepping import AnyStepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import ActingNetwork, Precision, RandomActor, StepActor, TorchActor, make_actor, reset_memory
+from lightning_rl.networks.acting import (
+    ActingNetwork,
+    NumpyActor,
+    Precision,
+    RandomActor,
+    StepActor,
+    TorchActor,
+    fits_numpy,
+    make_actor,
+    reset_memory,
+)
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
@@ -168,6 +178,7 @@ class Collector:
         self._rewards, self._marks, self._mask_tensor, self._next_tensor = tree_to_torch(stored)
         self._sequence_length: int = network.memory.sequence_length
         self._actor: StepActor | None = None
+        self.notices: list[str] = []
         self._memory: Tree = ()
         self._memories: list[Tree] = []
         """The memory before the first row of each sequence of this iteration."""
@@ -223,6 +234,9 @@ class Collector:
             self._actor = TorchActor(self.network, obs, self.exploration.generator, self.precision, self.exploration.step)
         elif self._actor is None:
             self._actor = make_actor(self.network, obs, self.generator, self.precision)
+        elif isinstance(self._actor, NumpyActor) and not fits_numpy(self._actor.network, obs):
+            self.notices.append("the policy was changed from outside: torch computes its actions from now on, which is slower")
+            self._actor = TorchActor(self.network, obs, self.generator, self.precision)
         else:
             self._actor.begin(obs)
         self._memories = []
@@ -326,9 +340,10 @@ class Collector:
         return {**self.statistics.metrics(), **restarts}
 
     def take_notices(self) -> list[str]:
-        """Return the lines for the user about the environments since the last call."""
-        notices = self.stepper.notices[:]
+        """Return the lines for the user since the last call: about the environments, and about how actions are computed."""
+        notices = [*self.stepper.notices, *self.notices]
         self.stepper.notices.clear()
+        self.notices.clear()
         return notices
 
     def interrupt(self) -> None:

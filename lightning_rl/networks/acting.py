@@ -1,6 +1,6 @@
 """Acting: the interface of policy networks, and actors that evaluate them cheaply during rollouts."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -26,6 +26,8 @@ NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray | None]] = {
     nn.Identity: lambda x: None,
 }
 """Activations that numpy applies in place."""
+REPLACEABLE = {"forward", "policy", "sample", "mode", "noise", "draw", "to_env", "shift_and_scale", "initial"}
+"""Methods of a policy's parts that a user may replace in an instance; the numpy actor then leaves it to torch."""
 
 
 class ActingPolicy(Protocol):
@@ -288,34 +290,34 @@ def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, precisio
 
 
 def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
-    """Return whether numpy can evaluate a network for these observations: narrow linear layers over a vector, in float32."""
+    """Return whether the numpy actor computes the same for these observations as torch.
+
+    It can for alternating linear layers and activations over a vector, in float32 on a CPU, with inputs of at most `MAX_WIDTH`. All parts
+    must be this package's or torch's own, without hooks, and with the methods of their class.
+    """
     perceptron = network.perceptron()
-    if perceptron is None or not all(map(is_ours, (network.distribution, network.normalizer, perceptron.encoder, *perceptron.memories))):
+    if perceptron is None or not perceptron.encoder.is_vector or type(perceptron.layers) is not nn.Sequential:
         return False
-    if not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
-        return False
-    return perceptron.encoder.is_vector and are_plain(perceptron.layers)
-
-
-def is_ours(part: object) -> bool:
-    """Return whether a part of a network is from this package; numpy must not replace a user's module."""
-    return type(part).__module__.startswith("lightning_rl.")
-
-
-def are_plain(layers: Iterable[nn.Module]) -> bool:
-    """Return whether these are alternating linear layers and activations, in float32 on a CPU, with inputs of at most `MAX_WIDTH`."""
-    modules = list(layers)
-    linear = modules[::2]
+    modules, module = list(perceptron.layers), torch.nn.modules.module
+    parts = network, network.distribution, network.normalizer, perceptron.encoder, *perceptron.memories
     return (
-        bool(linear)
+        bool(modules)
+        and isinstance(obs, np.ndarray)
+        and obs.dtype == np.float32
         and all(
             type(layer) is nn.Linear
             and layer.bias is not None
             and (layer.weight.device.type, layer.weight.dtype) == ("cpu", torch.float32)
             and layer.in_features <= MAX_WIDTH
-            for layer in linear
+            for layer in modules[::2]
         )
         and all(type(activation) in NUMPY_ACTIVATIONS for activation in modules[1::2])
+        and all(type(part).__module__.startswith("lightning_rl.") for part in parts)
+        and not any(
+            vars(part).get("_forward_hooks") or vars(part).get("_forward_pre_hooks") for part in (*parts, perceptron.layers, *modules)
+        )
+        and all(REPLACEABLE.isdisjoint(vars(part)) for part in (*parts, perceptron.layers, *modules))
+        and not (module._global_forward_hooks or module._global_forward_pre_hooks)
     )
 
 

@@ -10,7 +10,7 @@ from lightning_rl.errors import SettingError, check_choice, check_range
 from lightning_rl.losses.policy_gradient import value_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
 from lightning_rl.networks.encoders import make_encoder
-from lightning_rl.networks.memory import Memory, make_memory
+from lightning_rl.networks.memory import Memory, NoMemory, make_memory
 from lightning_rl.networks.mlp import Widths, goal_mlp, orthogonal, orthogonal_linear, split_widths
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -144,8 +144,6 @@ class ActorCritic(PolicyNetwork):
         actor, critic = self.actor_encoder, self.critic_encoder
         self.memory = make_memory(memory, actor.num_features, actor.num_goal_features)
         self.critic_memory = self.memory if self.shares else make_memory(memory, critic.num_features, critic.num_goal_features)
-        self.passes_observations = memory is None and self.actor_encoder.is_vector
-        """Whether observations, if they are floats, are used as features directly."""
         features, goal = self.memory.num_features, self.memory.goal
         pi, vf = split_widths(net_arch, "vf")
         last = pi[-1] if pi else features
@@ -174,11 +172,9 @@ class ActorCritic(PolicyNetwork):
         """Return the features of normalized observations, and the new memory of the policy or the value function."""
         if not self.shares:
             memory = memory[for_critic] if memory else ()
-        if self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point():
-            return obs, memory
-        if for_critic:
-            return self.critic_memory(self.critic_encoder(obs), memory, episode_start)
-        return self.memory(self.actor_encoder(obs), memory, episode_start)
+        encoder, layer = (self.critic_encoder, self.critic_memory) if for_critic else (self.actor_encoder, self.memory)
+        features = encoder(obs)
+        return (features, memory) if type(layer) is NoMemory else layer(features, memory, episode_start)
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         obs = self.normalizer(obs)
@@ -201,7 +197,7 @@ class ActorCritic(PolicyNetwork):
     def log_prob_and_value(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor]:
-        if not self.shares:
+        if not self.shares or getattr(self.policy, "__func__", None) is not ActorCritic.policy:
             return super().log_prob_and_value(obs, action, memory, episode_start, action_mask)
         features, _ = self._encode(self.normalizer(obs), memory, episode_start)
         log_prob = self.distribution.evaluate(self.actor(features[:-1]).float(), action, action_mask)[0]
@@ -211,11 +207,16 @@ class ActorCritic(PolicyNetwork):
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the log-probability of an action and the entropy `[..., D]`, and the critic's output for `value_head`."""
-        obs = self.normalizer(obs)
-        features, _ = self._encode(obs, memory, episode_start)
-        log_prob, entropy = self.distribution.evaluate(self.actor(features).float(), action, action_mask)
-        if not self.shares:
-            features, _ = self._encode(obs, memory, episode_start, for_critic=True)
+        if getattr(self.policy, "__func__", None) is not ActorCritic.policy:  # a user's own
+            x, _ = self.policy(obs, memory, episode_start)
+            features, _ = self._encode(self.normalizer(obs), memory, episode_start, for_critic=True)
+        else:
+            obs = self.normalizer(obs)
+            features, _ = self._encode(obs, memory, episode_start)
+            x = self.actor(features).float()
+            if not self.shares:
+                features, _ = self._encode(obs, memory, episode_start, for_critic=True)
+        log_prob, entropy = self.distribution.evaluate(x, action, action_mask)
         return log_prob, entropy, self.critic(features).float()
 
     @torch.no_grad()

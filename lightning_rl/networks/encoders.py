@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from textwrap import shorten
 from typing import Protocol
 
+import numpy as np
 import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
@@ -76,13 +77,17 @@ class TreeEncoder(nn.Module):
         self.is_vector = [(leaf.kind, len(leaf.shape)) for leaf in leaves] == [("vector", 1)]
 
     def forward(self, obs: Tree) -> Tensor:
-        if self.is_vector and isinstance(obs, Tensor) and obs.is_floating_point():
-            return obs
         encoded = [encoder(leaf) for encoder, leaf in zip(self.leaves, tree_leaves(obs), strict=True)]
         features = [encoded[i] for i in self.order]
         if self.attention is not None:
             features.insert(0, self.attention([encoded[i] for i in self.sets], features))
         return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+
+class FloatVector(TreeEncoder):
+    """A `TreeEncoder` of one vector of floats, which are its features."""
+
+    forward = nn.Identity.forward  # type: ignore[assignment]
 
 
 class VectorEncoder(nn.Module):
@@ -282,7 +287,9 @@ def make_encoder(
             is combined with settings that select observations.
     """
     if isinstance(encoder, str) and "." not in encoder:
-        return TreeEncoder(space, encoder, features, entities, goals, hidden)
+        obs = allocate(space)
+        passes = isinstance(obs, np.ndarray) and obs.ndim == 1 and obs.dtype == np.float32 and not (entities or hidden)
+        return (FloatVector if passes else TreeEncoder)(space, encoder, features, entities, goals, hidden)
     own = find_encoder(encoder) if isinstance(encoder, str) else encoder
     for name, given in {"entities": entities, "goals": goals, "critic_obs": hidden}.items():
         if given:

@@ -15,7 +15,7 @@ from lightning_rl.losses.soft_actor_critic import critic_loss
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
 from lightning_rl.networks.encoders import make_encoder
 from lightning_rl.networks.layers import hidden_layers
-from lightning_rl.networks.memory import Memory, make_memory
+from lightning_rl.networks.memory import Memory, NoMemory, make_memory
 from lightning_rl.networks.mlp import EnsembleLinear, Widths, split_widths
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -61,8 +61,6 @@ class Actor(PolicyNetwork):
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
         self.encoder = make_encoder(spaces.observation, encoder, encoder_features, entities, goals, critic_obs)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
-        self.passes_observations = memory is None and self.encoder.is_vector
-        """Whether observations, if they are floats, are used as features directly."""
         features, (widths, _) = self.memory.num_features, split_widths(net_arch, "qf")
         self.layers = hidden_layers(layers, features, widths, activation, goal=self.memory.goal)
         last = widths[-1] if widths else features
@@ -76,12 +74,16 @@ class Actor(PolicyNetwork):
 
     def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """Return the distribution's input `[..., num_inputs]` for normalized observations."""
-        passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
-        features = obs if passes else self.memory(self.encoder(obs), memory, episode_start)[0]
+        features = self.encoder(obs)
+        if type(self.memory) is not NoMemory:
+            features, _ = self.memory(features, memory, episode_start)
         return self.layers(features).float()
 
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
-        features, memory = self.memory(self.encoder(self.normalizer(obs)), memory, episode_start)
+        obs = self.normalizer(obs)
+        if type(self.memory) is NoMemory:
+            return self(obs), memory
+        features, memory = self.memory(self.encoder(obs), memory, episode_start)
         return self.layers(features).float(), memory
 
 
@@ -226,7 +228,6 @@ class Critic(nn.Module):
         super().__init__()
         self.encoder = make_encoder(space, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
-        self.passes_observations = memory is None and self.encoder.is_vector
         self.estimate = make_estimate(ensemble, subset, quantiles, dropped)
         self.heads = (self.estimate.atoms, num_choices, streams)
         num_inputs = self.memory.num_features + num_actions
@@ -236,8 +237,9 @@ class Critic(nn.Module):
 
     def forward(self, obs: Tree, action: Tensor | None = None, episode_start: Tensor | None = None) -> Tensor:
         """Return Q `[E · Z, B, M, S]` (see `estimate`) for observations `[B, ...]` and the continuous dimensions of actions `[B, A]`."""
-        passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
-        x = obs if passes else self.memory(self.encoder(obs), (), episode_start)[0]
+        x = self.encoder(obs)
+        if type(self.memory) is not NoMemory:
+            x, _ = self.memory(x, (), episode_start)
         q = self.layers(x if action is None else torch.cat([x, action], -1)).float().unflatten(-1, self.heads)
         return q.movedim(2, 1).flatten(0, 1)
 

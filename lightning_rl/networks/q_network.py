@@ -11,7 +11,7 @@ from lightning_rl.losses import q_learning as losses
 from lightning_rl.networks.acting import Perceptron, PolicyNetwork
 from lightning_rl.networks.encoders import make_encoder
 from lightning_rl.networks.layers import hidden_layers
-from lightning_rl.networks.memory import Memory, make_memory
+from lightning_rl.networks.memory import Memory, NoMemory, make_memory
 from lightning_rl.networks.mlp import NoisyLinear, goal_mlp
 from lightning_rl.networks.normalization import make_normalizer
 from lightning_rl.spaces import Spaces, check_observation_space
@@ -156,8 +156,6 @@ class QNetwork(PolicyNetwork):
         self.normalizer = make_normalizer(normalize_obs, spaces.observation, entities)
         self.encoder = make_encoder(spaces.observation, encoder, encoder_features, entities, goals)
         self.memory = make_memory(memory, self.encoder.num_features, self.encoder.num_goal_features)
-        self.passes_observations = memory is None and self.encoder.is_vector
-        """Whether observations, if they are floats, are used as features directly."""
         self.returns = ScalarReturn() if returns is None else returns
         self.outputs = (self.distribution.num_inputs, streams, self.returns.atoms)
         layer = NoisyLinear if noisy else nn.Linear
@@ -181,8 +179,8 @@ class QNetwork(PolicyNetwork):
 
     def forward(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """Return z `[..., n, S, Z]` of each action for normalized observations; see `ReturnHead`."""
-        passes = self.passes_observations and isinstance(obs, Tensor) and obs.is_floating_point()
-        return self._z(obs if passes else self.memory(self.encoder(obs), memory, episode_start)[0])
+        features = self.encoder(obs)
+        return self._z(features if type(self.memory) is NoMemory else self.memory(features, memory, episode_start)[0])
 
     def _z(self, features: Tensor) -> Tensor:
         return self.head(features).float().unflatten(-1, self.outputs)
@@ -199,7 +197,10 @@ class QNetwork(PolicyNetwork):
     def policy(self, obs: Tree, memory: Tree, episode_start: Tensor | None, generator: Generator | None = None) -> tuple[Tensor, Tree]:
         if self.training:
             self.resample(generator)
-        features, memory = self.memory(self.encoder(self.normalizer(obs)), memory, episode_start)
+        obs = self.normalizer(obs)
+        if type(self.memory) is NoMemory:
+            return self.returns.mean(self(obs)).sum(-1), memory
+        features, memory = self.memory(self.encoder(obs), memory, episode_start)
         return self.returns.mean(self._z(features)).sum(-1), memory
 
 

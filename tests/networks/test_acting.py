@@ -12,7 +12,7 @@ from torch import Generator, nn
 
 import lightning_rl as lrl
 from lightning_rl.distributions.distribution import Categorical
-from lightning_rl.networks.acting import NumpyActor, TorchActor, are_plain, make_actor
+from lightning_rl.networks.acting import NumpyActor, TorchActor, fits_numpy, make_actor
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import GRUMemory
 from lightning_rl.networks.mlp import mlp
@@ -98,13 +98,6 @@ def test_what_numpy_does_not_know_is_asked_in_torch(network, space):
     assert all(leaf.shape[:2] == (1, N) for leaf in tree_leaves(actor.actions()))
 
 
-def perceptron(activation="tanh"):
-    torch.manual_seed(0)
-    layers = mlp(4, [16, 8], activation).append(nn.Linear(8, 3))
-    nn.init.normal_(layers[0].bias)
-    return layers
-
-
 def test_an_iteration_begins_with_the_weights_as_they_are_moved_or_exchanged():
     network, obs = network_for(Discrete(2)), observations()
     actor = make_actor(network, obs, Generator().manual_seed(1))
@@ -117,9 +110,15 @@ def test_an_iteration_begins_with_the_weights_as_they_are_moved_or_exchanged():
 
 
 def test_wide_layers_other_dtypes_and_other_modules_are_left_to_torch():
-    assert are_plain(perceptron()) and are_plain(mlp(256, [300]))
-    for layers in (mlp(257, [8]), perceptron().double(), perceptron("silu"), perceptron().append(nn.LayerNorm(3)), nn.Sequential()):
-        assert not are_plain(layers)
+    def fits(width=5, layers=None, **settings):
+        network = ActorCritic(Spaces(Box(-1, 1, (width,)), Discrete(3)), net_arch=[8], **settings)
+        network.actor = network.actor if layers is None else layers
+        return fits_numpy(network, np.zeros((1, 2, width), np.float32))
+
+    assert fits() and fits(256) and fits(layers=mlp(5, [300], "tanh"))
+    assert not fits(257) and not fits(activation="silu")
+    for layers in (mlp(5, [8]).double(), mlp(5, [8]).append(nn.LayerNorm(8)), nn.Sequential(), nn.Sequential(nn.Linear(5, 3, bias=False))):
+        assert not fits(layers=layers)
 
 
 def test_numpy_multiplies_in_one_thread_while_a_run_lasts(tmp_path):
