@@ -99,7 +99,7 @@ class ClassicControlEnvs(TurnVectorEnv):
 
     def load_states(self) -> None:
         """Read states and constants from the copies. Raises `SettingError`: the dynamics of a copy are not implemented here."""
-        if not all(map(is_known, self.cores)):
+        if not all(map(is_known, self.envs)):
             raise SettingError(f"{name_of(self.envs[0])} was modified, so it cannot be stepped as a batch; set env.vectorization to sync")
         steps = np.array([getattr(env, ELAPSED) for env in self.envs])
         self.physics = PHYSICS[type(self.cores[0])](self.cores, steps)
@@ -112,14 +112,19 @@ def should_step_at_once(env: gym.Env, num_envs: int) -> bool:
 
     The environment must be one of gymnasium's own, wrapped in `OrderEnforcing` and `TimeLimit` and nothing else.
     """
-    limited = type(env) is TimeLimit and type(env.env) is OrderEnforcing and env.env.env is env.unwrapped
-    return limited and env.render_mode is None and is_known(env.unwrapped) and num_envs >= PHYSICS[type(env.unwrapped)].pays_from
+    return env.render_mode is None and is_known(env) and num_envs >= PHYSICS[type(env.unwrapped)].pays_from
 
 
 def is_known(env: gym.Env) -> bool:
-    """Return whether the dynamics of an unwrapped environment are implemented here."""
-    physics = PHYSICS.get(type(env))
-    return physics is not None and all(getattr(env, name) == value for name, value in physics.fixed.items())
+    """Return whether the dynamics of an environment are implemented here: no method is replaced in it, its class, or its two wrappers."""
+    if not (type(env) is TimeLimit and type(env.env) is OrderEnforcing and env.env.env is env.unwrapped):
+        return False
+    core, replaced = env.unwrapped, {**vars(env), **vars(env.env), **vars(env.unwrapped)}
+    physics = PHYSICS.get(type(core))
+    if physics is None or any(getattr(core, name) != value for name, value in physics.fixed.items()):
+        return False
+    methods = METHODS[type(core)]
+    return methods.keys().isdisjoint(replaced) and all(vars(type(core)).get(name) is method for name, method in methods.items())
 
 
 class ControlEnv(Protocol):
@@ -351,6 +356,8 @@ PHYSICS: dict[type, type[Physics]] = {
     Continuous_MountainCarEnv: ContinuousMountainCar,
     AcrobotEnv: Acrobot,
 }
+METHODS = {kind: {name: value for name, value in vars(kind).items() if callable(value)} for kind in PHYSICS}
+"""Gymnasium's methods, by which the dynamics here were written."""
 
 
 def constant(count: int, value: float) -> np.ndarray:

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from textwrap import shorten
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import gymnasium as gym
@@ -180,6 +181,7 @@ def as_wrapper(wrapper: Wrapper) -> str | dict[str, Any]:
     return wrapper
 
 
+BUILD_IT = "pass its id, an EnvConfig, or a function that builds it"
 Env = EnvConfig | str | Mapping[str, Any] | gym.Env | gym.vector.VectorEnv | Callable[[], gym.Env]
 """What Python code may pass as `env`: settings, an id, an environment to copy, a ready vector environment, or a function that builds one
 environment."""
@@ -210,10 +212,13 @@ def as_config(env: object) -> EnvSource:
 def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
     """Return settings or a function that build copies of a ready environment, which itself is never stepped.
 
-    Raises `SettingError`: it was not made by `gymnasium.make` and cannot be copied.
+    Raises `SettingError`: it was not made by `gymnasium.make` and cannot be copied, or it has methods that copies would not have.
     """
+    if replaced := replaced_methods(env):
+        raise SettingError(f"env {env}: {replaced[0]} was replaced, which copies would not have; pass a function that builds it")
     spec = env.spec
-    if spec is not None and spec.id in gym.registry and not spec.additional_wrappers:
+    has_own_spaces = env.action_space is env.unwrapped.action_space and env.observation_space is env.unwrapped.observation_space
+    if spec is not None and spec.id in gym.registry and not spec.additional_wrappers and has_own_spaces:
         kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
         limit = None if spec.max_episode_steps == gym.spec(spec.id).max_episode_steps else spec.max_episode_steps
         with suppress(TypeError):  # arguments that are not plain data
@@ -225,12 +230,26 @@ def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
         deepcopy(env)
     except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {error}"
-        raise SettingError(f"env {env} cannot be copied ({reason}); pass its id, an EnvConfig, or a function that builds it") from error
+        raise SettingError(f"env {env} cannot be copied ({reason}); {BUILD_IT}") from error
     return partial(deepcopy, env)
 
 
+def replaced_methods(env: gym.Env) -> list[str]:
+    """Return the methods of an environment or of its wrappers that are functions from outside their class, which refer to this instance."""
+    found: list[str] = []
+    layer: Any = env
+    while layer is not None:
+        written = {value for kind in type(layer).__mro__ for value in vars(kind).values() if isinstance(value, FunctionType)}
+        for name, value in vars(layer).items():
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType) and callable(getattr(type(layer), name, None)) and function not in written:
+                found.append(name)
+        layer = vars(layer).get("env")
+    return found
+
+
 def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, object]:
-    """Return the public numbers and strings of an unused environment that were changed after it was made.
+    """Return the public numbers, strings and spaces of an unused environment that were changed after it was made.
 
     Returns nothing for an environment that was already reset, which may have changed them itself. Nor if no other copies can be made, for
     example because the environment occupies a port.
@@ -243,7 +262,7 @@ def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, object]:
             with closing_env(make()) as made:
                 built.append(dict(vars(made.unwrapped)))
     first, second = built if len(built) == 2 else ({}, {})
-    own, kinds = vars(env.unwrapped), (bool, int, float, str)
+    own, kinds = vars(env.unwrapped), (bool, int, float, str, *(type(space) for space in (env.action_space, env.observation_space)))
     names = [name for name in own if not name.startswith("_") and name != "render_mode" and type(own[name]) in kinds]
     return {name: own[name] for name in names if type(first.get(name)) in kinds and first[name] == second.get(name) != own[name]}
 

@@ -237,3 +237,18 @@ def test_a_run_that_was_stopped_continues_in_the_other_way(before, after, tmp_pa
     whole = run(tmp_path / "whole", lrl.PPO, env | {"vectorization": "sync"}, {"n_steps": 4})
     run(tmp_path / "parts", lrl.PPO, env | {"vectorization": before}, {"n_steps": 4}, 1, StopAt(3), "last")
     assert_equal_runs(whole, run(tmp_path / "parts", lrl.PPO, env | {"vectorization": after}, {"n_steps": 4}, 99, None, "last"))
+
+
+def test_an_environment_or_class_whose_methods_were_replaced_is_stepped_as_it_is(monkeypatch):
+    def pays_two(env, action):
+        obs, _, *others = before(env, action)
+        return obs, 2.0, *others
+
+    before = CartPoleEnv.step
+    with closing(make_vector_env(EnvConfig("CartPole-v1"))) as envs, pytest.raises(SettingError, match=r"^CartPole-v1 was modified"):
+        envs.reset(seed=1)
+        envs.set_attr("step", partial(pays_two, CartPoleEnv()))
+    monkeypatch.setattr(CartPoleEnv, "step", pays_two)
+    with closing(make_vector_env(EnvConfig("CartPole-v1"))) as envs:
+        envs.reset(seed=1)
+        assert envs.step(np.zeros(envs.num_envs, np.int64))[1].tolist() == [2.0] * envs.num_envs

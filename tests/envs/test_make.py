@@ -8,7 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -416,6 +416,28 @@ def test_an_environment_that_cannot_be_copied_is_refused_in_one_line():
     env = Scripted()
     env.lock = threading.Lock()
     assert "cannot be copied" in (line := refusal(as_config, env)) and "a function that builds it" in line
+
+
+@pytest.mark.parametrize("ready", [lambda: gym.make("CartPole-v1"), Scripted])
+def test_a_ready_environment_with_a_method_that_was_replaced_is_refused_in_one_line(ready):
+    env = ready()
+    env.unwrapped.step = lambda action: (np.zeros(2, np.float32), 7.0, True, False, {})
+    line = refusal(as_config, env)
+    assert "step was replaced, which copies would not have" in line and "a function that builds it" in line
+    wrapped = gym.wrappers.TimeLimit(ready(), 5)
+    wrapped.reset = MethodType(lambda self, **named: (None, {}), wrapped)
+    assert "reset was replaced" in refusal(as_config, wrapped)
+    named = ready()
+    named.unwrapped.step = named.unwrapped.step  # its own
+    assert as_config(named)
+
+
+@pytest.mark.parametrize("where", [lambda env: env, lambda env: env.unwrapped], ids=["wrapper", "unwrapped"])
+def test_spaces_that_were_assigned_to_a_ready_environment_are_those_of_its_copies(where):
+    env = gym.make("CartPole-v1")
+    where(env).observation_space = Box(-9, 9, (4,))
+    copied = as_config(env)()
+    assert copied.observation_space == Box(-9, 9, (4,)) and copied.unwrapped is not env.unwrapped
 
 
 def test_a_run_learns_from_a_ready_environment_and_can_be_evaluated(tmp_path):
