@@ -246,6 +246,25 @@ def check_optimizers(
     return f"learning_rate {learning_rate} is not used: {own}; ScheduledAdam follows it"
 
 
+def describe_unlearned(module: nn.Module, optimizers: Iterable[Optimizer], others: Iterable[str]) -> str | None:
+    """Return a line about the trainable parameters of a module that no optimizer holds; None if there are none.
+
+    Args:
+        others: beginnings of the names of parameters that are learned without an optimizer.
+    """
+    held = {id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}
+    left = {
+        name: parameter.numel()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and id(parameter) not in held and not name.startswith(tuple(others))
+    }
+    if not left:
+        return None
+    names = list(dict.fromkeys(name.rpartition(".")[0] or name for name in left))
+    more = "" if len(names) <= 3 else ", …"
+    return f"{sum(left.values()):,} parameters are not learned, since no optimizer holds them: {', '.join(names[:3])}{more}"
+
+
 def first_rate(optimizers: Sequence[Optimizer]) -> float | None:
     """Return the learning rate of the first optimizer; None if there is no optimizer or it has no learning rate."""
     groups = [group for optimizer in optimizers[:1] for group in getattr(optimizer, "param_groups", [])]

@@ -63,6 +63,7 @@ class TRPO(ActorCriticFields, Algorithm):
     behavioral_cloning: None = field(init=False, default=None)
 
     losses = ("value_loss",)
+    learned_otherwise = ("network.actor", "network.memory", "network.distribution")
     assignable: ClassVar[tuple[str, ...]] = (
         "gae_lambda",
         "normalize_advantage",

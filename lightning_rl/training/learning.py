@@ -28,7 +28,7 @@ from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.networks.memory import Memory
 from lightning_rl.networks.normalization import NoNormalizer
-from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, first_rate, gradient_step
+from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, describe_unlearned, first_rate, gradient_step
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.schedules import Schedule
 from lightning_rl.training.arguments import change_setting
@@ -83,6 +83,8 @@ class LearningRun(Run):
     """Whether on-policy batches have `next_obs` and `terminated` for a loss; else they have them only if a reward signal needs them."""
     assignable: ClassVar[tuple[str, ...]] = ("env", "log_interval", "max_env_steps", "max_grad_norm")
     """Settings of a class that are read each time they are used, and may be assigned, as those may that follow a schedule."""
+    learned_otherwise: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the names of parameters that updates change without an optimizer."""
     min_optimizers = 1
     """Number of optimizers that the updates need."""
     optimizer_numbers = slice(None)
@@ -284,6 +286,8 @@ class LearningRun(Run):
         name, rate = type(self).__name__, self.hparams.get("learning_rate", self.learning_rate)
         if unused := check_optimizers(self.own_optimizers, schedulers, self.min_optimizers, name, rate):
             self.say(unused)
+        if unlearned := describe_unlearned(self, trainer.optimizers, self.learned_otherwise):
+            self.say(unlearned)
         self.scaler = getattr(trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         self.guard = self.collector.guard = Guard(self.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
         self.guard.begin(self, self.all_optimizers())
