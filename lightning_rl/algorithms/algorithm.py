@@ -99,7 +99,7 @@ class Algorithm(LearningRun, metaclass=MarkBuilt):
     max_grad_norm: Annotated[float, Range(0, open_low=True)] | None = 0.5
     """Clip gradients to this Euclidean norm; null: no clipping."""
     net_arch: NetArch | None = None
-    """Widths of hidden layers, or `{pi: [64], vf: [64]}` (off-policy qf); null: [64, 64], SAC and TD3 [256, 256]."""
+    """Widths of hidden layers, or `{pi: […], vf: […]}` (qf off-policy); null: [64, 64], SAC and TD3 [256, 256]."""
     activation: str = "tanh"
     """Activation of the hidden layers: tanh, relu, silu, elu, leaky_relu or gelu."""
     encoder: str = "auto"
@@ -107,7 +107,7 @@ class Algorithm(LearningRun, metaclass=MarkBuilt):
     encoder_features: int = 512
     """Output width of the image encoder."""
     entities: list[str] | None = None
-    """Observations `Box(max_n, features)` that are sets of entities, by paths such as `robot.arm`; rows of zeros are padding."""
+    """Observations that are sets of entities, `Box(max_n, features)`, by paths such as `robot.arm`; zeros are padding."""
     goals: list[str] | None = None
     """Names of goal observations, which generate the weights of the last hidden layer."""
     normalize_obs: str = "off"

@@ -161,7 +161,7 @@ class EnvConfig:
 
 def changed_task(before: object, now: object) -> list[str]:
     """Return the settings that make two environments, given as plain data, different tasks; none if one of them is unknown."""
-    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+    if not (isinstance(before, Mapping) and before and isinstance(now, Mapping) and now):
         return []
     changed = [name for name in TASK if name in before and name in now and before[name] != now[name]]
     is_same = str(before["id"]).rpartition(":")[2] == str(now["id"]).rpartition(":")[2]  # `my_envs:Mine-v0` is Mine-v0

@@ -332,7 +332,7 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
 def _find_constructor(config: EnvConfig) -> Callable[..., object]:
     """Return the class or function that takes `env.kwargs`."""
     if not config.is_registered:
-        return find_builder(config.name)
+        return find_builder(config.id)
     spec = gym.spec(config.name)
     entry = spec.vector_entry_point if config.vectorization == "native" else spec.entry_point
     return registration.load_env_creator(entry) if isinstance(entry, str) else entry  # type: ignore[return-value]

@@ -34,12 +34,12 @@ def orthogonal(layer: nn.Linear, gain: float = math.sqrt(2)) -> nn.Linear:
 def split_widths(net_arch: Widths, critic: str) -> tuple[Sequence[int], Sequence[int]]:
     """Return the widths of the policy and of the critic, which has the name `critic` in a mapping; a list is for both.
 
-    Raises `SettingError`: a mapping has other keys.
+    Raises `SettingError`: it is neither, or a mapping has other keys.
     """
-    if not isinstance(net_arch, Mapping):
+    if isinstance(net_arch, list | tuple):
         return net_arch, net_arch
-    if net_arch.keys() != {"pi", critic}:
-        raise SettingError(f"net_arch must be a list of widths, or {{pi: [64, 64], {critic}: [64, 64]}}; got {dict(net_arch)}")
+    if not isinstance(net_arch, Mapping) or net_arch.keys() != {"pi", critic}:
+        raise SettingError(f"net_arch must be a list of widths, or {{pi: [64, 64], {critic}: [64, 64]}}; got {net_arch}")
     return net_arch["pi"], net_arch[critic]
 
 

@@ -295,7 +295,7 @@ def test_a_function_that_builds_an_environment_trains_and_is_not_stored(algorith
     settings = {PPO: {"n_steps": 2, "batch_size": 16}, A2C: {"n_steps": 2}, IMPALA: {"n_steps": 2}}.get(
         algorithm, {"steps_per_iteration": 16, "learning_starts": 8}
     )
-    model = algorithm(ScriptedBox if algorithm is TD3 else Scripted, max_env_steps=16, **settings)
+    model = algorithm((lambda: ScriptedBox()) if algorithm is TD3 else lambda: Scripted(), max_env_steps=16, **settings)
     assert model.hparams["env"] is None
     assert fit(model).global_step == 1 and model.env_steps == 16
 

@@ -148,7 +148,7 @@ def ready():
     return gym.vector.SyncVectorEnv([Scripted] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
-@pytest.mark.parametrize("env, again", [(lambda: Endless, Endless), (ready, Scripted)], ids=["function", "ready"])
+@pytest.mark.parametrize("env, again", [(lambda: lambda: Endless(), Endless), (ready, Scripted)], ids=["function", "ready"])
 def test_environments_that_a_file_cannot_name_train_and_are_not_stored(env, again, tmp_path):
     model = PPO(env(), n_steps=8, batch_size=16, net_arch=[8], max_env_steps=64)
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
@@ -229,6 +229,8 @@ def test_an_environment_that_cannot_be_built_again_is_reported():
     with pytest.raises(SettingError, match="make_env cannot build a ready environment again"):
         lrl.make_env(PPO(gym.make_vec("CartPole-v1", 2), n_steps=8, batch_size=8))
     with pytest.raises(SettingError, match="render_mode needs an environment that is named by an id"):
+        lrl.make_env(PPO(lambda: Scripted(), n_steps=8, batch_size=8), render_mode="human")
+    with pytest.raises(SettingError, match=r"the environment Scripted cannot be built: .*'render_mode'"):
         lrl.make_env(PPO(Scripted, n_steps=8, batch_size=8), render_mode="human")
 
 

@@ -86,8 +86,11 @@ def test_a_misspelt_setting_in_python_is_named_with_the_nearest_one():
         ("PPO('CartPole-v1', device='cpu')", "device is not a setting of PPO; here it is lrl.Trainer(accelerator=…)"),
         ("PPO('CartPole-v1', tensorboard_log='a')", "tensorboard_log is not a setting of PPO; here it is lrl.Trainer(default_root_dir=…)"),
         ("PPO('CartPole-v1', policy_kwargs={})", "policy_kwargs is not a setting of PPO; here it is net_arch, activation and encoder"),
-        ("PPO('CartPole-v1', net_arch={'pi': [64]})", "net_arch must be a list of integers such as [64, 64], got {'pi': [64]}"),
-        ("PPO('CartPole-v1', net_arch=64)", "net_arch must be a list of integers such as [64, 64], got 64"),
+        (
+            "PPO('CartPole-v1', net_arch={'pi': [64]})",
+            "net_arch must be a list of widths, or {pi: [64, 64], vf: [64, 64]}; got {'pi': [64]}",
+        ),
+        ("PPO('CartPole-v1', net_arch=64)", "net_arch must be a list of widths, or {pi: [64, 64], vf: [64, 64]}; got 64"),
         ("PPO('CartPole-v1', memory='LTSM')", "memory 'LTSM' is not a memory; did you mean LSTM?"),
         ("PPO('CartPole-v1', memory=64)", "memory must be LSTM, GRU, lightning_rl.LSTM(…), lightning_rl.GRU(…) or None, got 64"),
         ("PPO('CartPole-v1', evaluation=None)", "evaluation is not a setting of PPO; here it is lrl.Trainer(evaluation=…)"),
