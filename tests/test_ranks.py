@@ -130,9 +130,11 @@ def first_gradients_are_those_of_one_rank(case, ours, theirs):
 
 def joined(batches, rollout):
     """The rows of both ranks as one batch."""
-    names = [name for name in batches[0]._fields if isinstance(getattr(batches[0], name), torch.Tensor)]
+    names = [name for name in batches[0]._fields if isinstance(getattr(batches[0], name), torch.Tensor) and name != "actors"]
     axis = {name: 1 if rollout or name == "episode_start" else 0 for name in names}
     joint = batches[0]._replace(**{name: torch.cat([getattr(batch, name) for batch in batches], axis[name]) for name in names})
+    if hasattr(joint, "actors"):
+        joint = joint._replace(actors=())  # each rank numbers its own
     if hasattr(joint, "rows"):
         joint = joint._replace(rows=np.concatenate([batch.rows for batch in batches]))
     return joint if rollout else joint._replace(weight=joint.weight / 2)
