@@ -178,7 +178,7 @@ def gradient_step(
     scaler.unscale_(optimizer)
     hooks("on_before_optimizer_step", optimizer)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.linalg.vector_norm(torch.cat([loss.new_zeros(1), *(gradient.flatten() for gradient in gradients)]))
+    norm = torch.nn.utils.get_total_norm(gradients)
     if max_norm < math.inf and (norm.device.type != "cpu" or norm.item() > max_norm):
         shorter = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
