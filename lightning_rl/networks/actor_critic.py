@@ -207,16 +207,13 @@ class ActorCritic(PolicyNetwork):
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the log-probability of an action and the entropy `[..., D]`, and the critic's output for `value_head`."""
-        if getattr(self.policy, "__func__", None) is not ActorCritic.policy:  # a user's own
-            x, _ = self.policy(obs, memory, episode_start)
-            features, _ = self._encode(self.normalizer(obs), memory, episode_start, for_critic=True)
-        else:
-            obs = self.normalizer(obs)
-            features, _ = self._encode(obs, memory, episode_start)
-            x = self.actor(features).float()
-            if not self.shares:
-                features, _ = self._encode(obs, memory, episode_start, for_critic=True)
+        is_own = getattr(self.policy, "__func__", None) is not ActorCritic.policy  # a user's
+        normalized = self.normalizer(obs)
+        features, _ = self._encode(normalized, memory, episode_start)
+        x = self.policy(obs, memory, episode_start)[0] if is_own else self.actor(features).float()
         log_prob, entropy = self.distribution.evaluate(x, action, action_mask)
+        if not self.shares:
+            features, _ = self._encode(normalized, memory, episode_start, for_critic=True)
         return log_prob, entropy, self.critic(features).float()
 
     @torch.no_grad()
