@@ -180,9 +180,9 @@ def gradient_step(
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if max_norm < math.inf and (norm.device.type != "cpu" or norm.item() > max_norm):
-        shorter = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
-            gradient.mul_(shorter)
+            gradient.mul_(factor)
     if not waits and norm.is_cuda and optimizer.param_groups[0].get("fused") and not scaler.is_enabled():
         return norm, step_if_finite(optimizer, loss + norm)
     scale = scaler.get_scale()
