@@ -224,8 +224,8 @@ def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float
         name = type(logger).__name__
         try:
             logger.log_metrics(row, step=algorithm.count)
-            logger.save()  # a thread of TensorBoard's writes: its error shall come here, not where Lightning closes loggers
-        except Exception as error:  # may wrap the one of the disk
+            logger.save()  # waits for TensorBoard's thread, whose error would otherwise end the run where Lightning closes loggers
+        except Exception as error:  # TensorBoard wraps the error of its thread
             refused = next((cause for cause in causes_of(error) if isinstance(cause, OSError)), None)
             if refused is None:
                 raise

@@ -179,6 +179,7 @@ class Collector:
         self._sequence_length: int = network.memory.sequence_length
         self._actor: StepActor | None = None
         self.notices: list[str] = []
+        """Lines for the user about how actions are computed."""
         self._memory: Tree = ()
         self._memories: list[Tree] = []
         """The memory before the first row of each sequence of this iteration."""

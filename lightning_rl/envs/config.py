@@ -181,7 +181,6 @@ def as_wrapper(wrapper: Wrapper) -> str | dict[str, Any]:
     return wrapper
 
 
-BUILD_IT = "pass its id, an EnvConfig, or a function that builds it"
 Env = EnvConfig | str | Mapping[str, Any] | gym.Env | gym.vector.VectorEnv | Callable[[], gym.Env]
 """What Python code may pass as `env`: settings, an id, an environment to copy, a ready vector environment, or a function that builds one
 environment."""
@@ -230,7 +229,7 @@ def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
         deepcopy(env)
     except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {error}"
-        raise SettingError(f"env {env} cannot be copied ({reason}); {BUILD_IT}") from error
+        raise SettingError(f"env {env} cannot be copied ({reason}); pass its id, an EnvConfig, or a function that builds it") from error
     return partial(deepcopy, env)
 
 

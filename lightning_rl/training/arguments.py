@@ -240,9 +240,8 @@ def default_of(cls: type[Dataclass], parameter: inspect.Parameter) -> object:
 def plain(value: object) -> Any:
     """Convert settings to plain data: arrays to lists, paths to strings, and keys, except integers, to strings.
 
-    Ready environments, functions and demonstrations are not stored and become None; the class or function of an `EnvConfig` becomes its
-    path. So does an `EnvConfig` that contains them: without
-    them it would be another environment.
+    Ready environments, functions and demonstrations are not stored and become None. So does an `EnvConfig` that contains them: without
+    them it would be another environment. The class or function that an `EnvConfig` has as its id becomes its path.
     """
     if isinstance(value, Mapping):
         keys = [key.item() if isinstance(key, np.generic) else key for key in value]
