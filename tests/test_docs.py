@@ -61,6 +61,7 @@ ELSEWHERE = {
     **dict.fromkeys(("export RAY_", "ray start", "export GLOO_"), "benchmarks/machines.py makes several machines for them"),
     **dict.fromkeys(("wandb sweep", "wandb agent"), "tests/tuning/test_sweep.py runs what an agent would"),
     "--engine ray": "tests/tuning/test_study.py and test_population.py",
+    "python examples/auxiliary_head.py": "tests/test_examples.py kills and resumes it",
     "_population/best.yaml": "tests/tuning/test_population_based.py",
 }
 FILES = {

@@ -1,8 +1,10 @@
-"""The files in examples/: what a user's own algorithm may do."""
+"""The files in examples/: what a user's own algorithm, environment, callback or encoder may do."""
 
 from __future__ import annotations
 
+import csv
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 import lightning_rl as lrl
+from lightning_rl.checkpoints.files import last_generation
+from tests.apart import Apart
 from tests.fitting import fit, tiny, weights
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -61,3 +65,50 @@ def test_lightnings_example_learns_cartpole(tmp_path):
     program = str(EXAMPLES / "lightning_dqn.py")
     out = subprocess.run([sys.executable, program], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert float(re.search(r"'test/mean_reward': ([\d.]+)", out)[1]) >= 400
+
+
+EXTENSIONS = {
+    "auxiliary_head": "head.2.weight",
+    "temperature_rule": "target_entropies",
+    "socket_world": "network.actor.0.weight",
+    "success_curriculum": "network.actor.0.weight",
+    "running_encoder": "network.actor_encoder.own.variance",
+}
+"""Programs, and what changes during a run of each."""
+
+
+def changes(program, folder, name):
+    """Wait until a file below a folder is there, or another one than before."""
+    before = [path.stat().st_mtime_ns for path in folder.rglob(name)]
+    while [path.stat().st_mtime_ns for path in folder.rglob(name)] in ([], before):
+        assert program.poll(timeout=0.01) is None, program.communicate()
+
+
+def result(run):
+    """What a run learned, the state of its callbacks, and its tables without what the clock says."""
+    checkpoint = torch.load(last_generation(run / "checkpoints"), weights_only=True)
+    tables = []
+    for name in ("metrics.csv", "evaluations.csv"):
+        with (run / name).open(newline="") as file:
+            tables.append([{key: value for key, value in row.items() if not key.startswith("time/")} for row in csv.DictReader(file)])
+    weights = {name: value.tolist() for name, value in checkpoint["state_dict"].items()}
+    return weights, checkpoint["callbacks"].get("MoreWind"), checkpoint["lightning_rl"]["parameters"], tables
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_an_extension_that_is_killed_and_started_again_learns_the_same_weights_bit_for_bit(name, tmp_path):
+    script, whole, killed = str(EXAMPLES / f"{name}.py"), tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir(), killed.mkdir()
+    undisturbed, program = Apart(script, whole), Apart(script, killed)
+    for file in ("last.ckpt", "last.ckpt", "metrics.csv"):  # the second checkpoint lacks what is logged after it
+        changes(program, killed, file)
+    program.kill()
+    assert program.wait() == -signal.SIGKILL
+    run = next(killed.rglob("checkpoints")).parent
+    before = result(run)[0]
+    again = Apart(script, killed)
+    assert (undisturbed.wait(), again.wait()) == (0, 0), again.communicate()
+    assert "continued at" in again.communicate()[0]
+    assert result(run) == result(next(whole.rglob("checkpoints")).parent)
+    assert result(run)[0][EXTENSIONS[name]] != before[EXTENSIONS[name]]
