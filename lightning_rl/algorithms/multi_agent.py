@@ -34,7 +34,6 @@ from lightning_rl.training.behaviors import as_behavior, check_learner, describe
 from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.run import Run
-from lightning_rl.training.state import RunLog
 from lightning_rl.types import State
 
 
@@ -266,7 +265,6 @@ class MultiAgent(Run):
             frozen.counted_rows = 0
             frozen.guard = frozen.collector.guard = Guard(frozen.on_nan, None, self.world_size)
         for learner in self.learners.values():
-            learner.log_rows = RunLog(1, 0)
             learner.begin_learning()
             if learner.target_update is not None:
                 learner.target_update.on_train_start(self.trainer, learner)  # type: ignore[arg-type]
@@ -291,9 +289,7 @@ class MultiAgent(Run):
     def finish_learning(self) -> None:
         assert isinstance(self.dataset, JointDataset)
         for name in self.dataset.full:
-            learner = self.algorithms[name]
-            learner.finish_learning()
-            self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
+            self.algorithms[name].finish_learning()
         turns = self.dataset.turns
         if turns.learner in self.dataset.full:
             self.count_steps()  # with a replay buffer, steps are made during learning
@@ -308,8 +304,21 @@ class MultiAgent(Run):
             for signal in following.reward_signals.values():
                 signal.begin_episodes()
 
+    def close_iteration(self) -> None:
+        self.learning_metrics()  # also if no row is due: a behavior's newest metrics stand in the rows up to its next iteration
+        super().close_iteration()
+
     def learning_metrics(self) -> dict[str, float]:
+        assert isinstance(self.dataset, JointDataset)
+        for name in self.dataset.full:
+            learner = self.algorithms[name]
+            self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
         return {f"{name}/{key}": value for name, metrics in self.newest.items() for key, value in metrics.items()}
+
+    def clear_metrics(self) -> None:
+        assert isinstance(self.dataset, JointDataset)
+        for name in self.dataset.full:
+            self.algorithms[name].clear_metrics()
 
     def take_notices(self) -> list[str]:
         return [f"{name}: {notice}" for name, algorithm in self.algorithms.items() for notice in algorithm.take_notices()]

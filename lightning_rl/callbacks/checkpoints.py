@@ -276,7 +276,9 @@ class SaveCheckpoints(Checkpoint):
         If the error interrupted an iteration, or the environments cannot return their state, the gradient steps made so far are saved, and
         a resumed run starts new episodes.
         """
-        if trainer.world_size > 1 or not self.has_begun or algorithm.began_at <= self.saved_at:
+        if trainer.world_size > 1 or not self.has_begun:
+            return
+        if (algorithm.count if algorithm.dataset.is_whole else algorithm.began_at) <= self.saved_at:
             return
         weights, states = algorithm.state_dict().values(), [each.state for each in trainer.optimizers]
         if not (all(map(is_finite, weights)) and all(map(are_optimizer_states, states))):

@@ -82,7 +82,8 @@ BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)
 class EndIteration(pl.Callback):
     """End each iteration, as the first of all callbacks.
 
-    Averaged weights, ratings, lessons and evaluations come next, so that the user's callbacks see a finished iteration.
+    Averaged weights, ratings, lessons and evaluations come next, so that the user's callbacks see a finished iteration. After these,
+    `CloseIteration` calls the module's own hook, and checkpoints are saved last, with all that hooks have changed.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
@@ -90,7 +91,9 @@ class EndIteration(pl.Callback):
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
         averages = [each for each in callbacks_of(trainer, object) if is_average(each)]
         first = [self, *averages, *(each for kind in BEFORE_USERS for each in callbacks_of(trainer, kind))]
-        trainer.callbacks = [*first, *(each for each in trainer.callbacks if each not in first)]  # type: ignore[attr-defined]
+        last = [*callbacks_of(trainer, CloseIteration), *callbacks_of(trainer, pl.callbacks.Checkpoint)]
+        others = [each for each in trainer.callbacks if each not in first + last]  # type: ignore[attr-defined]
+        trainer.callbacks = [*first, *others, *last]  # type: ignore[attr-defined]
         check_savers(trainer)
         check_averages(trainer)
         follow_evaluations(trainer, bool(callbacks_of(trainer, RolloutEvaluator)))
@@ -117,6 +120,14 @@ class EndIteration(pl.Callback):
         pl_module.end_iteration()
         if self.shows_return and (mean := pl_module.collector.statistics.metrics().get("rollout/ep_rew_mean")) is not None:
             pl_module.log("return", mean, prog_bar=True, logger=False)  # type: ignore[attr-defined]
+
+
+class CloseIteration(pl.Callback):
+    """Call the module's own `on_train_batch_end`, write the iteration's row and begin the next iteration, before checkpoints are saved."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
+        pl_module.call_last_hook(outputs, batch, batch_idx)
+        pl_module.close_iteration()
 
 
 class EndRun(pl.Callback):

@@ -314,7 +314,6 @@ class LearningRun(Run):
             self.network.normalizer.update(self.collector.random_steps(steps, stop))
 
     def schedule(self, progress: float) -> None:
-        self.recorded.clear()
         for name, schedule in self.schedules.items():
             vars(self)[name] = schedule(progress)
         theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler sets their rates
@@ -346,6 +345,9 @@ class LearningRun(Run):
         rate = first_rate(self.own_optimizers)
         return {**self.guard.metrics(), **found, **({} if rate is None else {"train/learning_rate": rate})}
 
+    def clear_metrics(self) -> None:
+        self.recorded.clear()
+
     def take_notices(self) -> list[str]:
         assert self.collector is not None
         notices = [*self.collector.take_notices(), *self.guard.notices]
@@ -373,6 +375,10 @@ class LearningRun(Run):
         load_buffer(self, continues)
 
     def end_learning(self) -> None:
+        late = [name for name in self.recorded if not self.trainer.callback_metrics.keys() & {name, f"train/{name}"}]
+        if self.finished and late:
+            self.say(f"{', '.join(late)}: recorded after the last iteration, so no row holds them")
+        self.clear_metrics()
         vars(self).pop("hooks", None)  # they belong to this Trainer
         while self.compiled:
             delattr(self, self.compiled.popitem()[0])

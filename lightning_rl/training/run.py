@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
-from lightning_rl.callbacks.iteration import EndIteration, EndRun, user_callbacks
+from lightning_rl.callbacks.iteration import CloseIteration, EndIteration, EndRun, user_callbacks
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop
 from lightning_rl.checkpoints.archive import Checkpoint, to_arrays, to_plain
@@ -68,6 +68,7 @@ class Run(HookedModule):
         self.progress, self.began_at = 0.0, 0
         """Progress at the start of the current iteration, as a fraction of the run's length and as a count."""
         self.dataset: ExperienceDataset | None = None
+        self.log_rows = RunLog(1, 0)
         self.ranks: list[State] = []
         """The state of each rank in a checkpoint that is being resumed."""
         self.notices: list[str] = []
@@ -117,6 +118,9 @@ class Run(HookedModule):
     def learning_metrics(self) -> dict[str, float]:
         """Return the metrics of the iteration and the learning rate."""
         return {}
+
+    def clear_metrics(self) -> None:
+        """Forget the metrics of the iteration, whose row is written."""
 
     def take_notices(self) -> list[str]:
         """Return lines for the user since the last call."""
@@ -268,7 +272,7 @@ class Run(HookedModule):
     def own_callbacks(self) -> list[pl.Callback]:
         trainer: Any = self.trainer
         trainer.callbacks = before = user_callbacks(trainer.callbacks)
-        return [EndIteration(), EndRun(before), *(each for each in self.learning_callbacks() if not has_kind(before, each))]
+        return [EndIteration(), CloseIteration(), EndRun(before), *(each for each in self.learning_callbacks() if not has_kind(before, each))]
 
     def train_dataloader(self) -> ExperienceDataset:
         if self.dataset is None:  # Lightning may call this again in each epoch, and the run continues
@@ -327,7 +331,10 @@ class Run(HookedModule):
         self.dataset.begin_iteration(self.began_at, self.progress)
 
     def end_iteration(self) -> None:
-        """Finish an iteration before any callback, so that logging, evaluating and saving see the same counts and statistics."""
+        """Finish an iteration before any callback, so that logging, evaluating and saving see the same counts and statistics.
+
+        Its row of metrics stays open until `close_iteration`, for what callbacks and the module's own hooks record.
+        """
         collector = self.collector
         assert self.dataset is not None and collector is not None
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
@@ -348,13 +355,19 @@ class Run(HookedModule):
             metrics |= {"rollout/episodes": self.episodes} if collector.rows else {}
             for callback in self._callbacks_with("run_metrics"):
                 metrics |= callback.run_metrics()
-            self.log_rows.write(self.trainer, self, {**metrics, "train/n_updates": self.updates})
+            self.log_rows.open(self.trainer, self, {**metrics, "train/n_updates": self.updates})
         for config in self.trainer.lr_scheduler_configs:  # a user's schedulers, every `frequency` iterations
             if self.trainer.global_step % config.frequency == 0:
                 self.lr_scheduler_step(config.scheduler, None)
         if self.finished:
             self.trainer.should_stop = True
         self.dataset.is_whole = True
+
+    def close_iteration(self) -> None:
+        """Write the row of a finished iteration after all hooks but those of saves, and begin the next iteration."""
+        if self.log_rows.is_open:
+            self.log_rows.close(self.trainer, self, merge_metrics(self.learning_metrics()))
+        self.clear_metrics()
         self._begin_iteration()
 
     def _print_notices(self, ranks: list[list[str]]) -> None:
@@ -382,6 +395,8 @@ class Run(HookedModule):
             for notice in self.notices if self.global_rank else ():  # rank 0 may have died
                 print(printable(f"rank {self.global_rank}: {notice}"))
             self._print_notices([self.notices])
+            if self.dataset.is_whole and self.log_rows.is_open:  # a hook has failed
+                self.log_rows.close(self.trainer, self, self.learning_metrics())
             self.dataset.collector.close()
             vars(self)["dataset"] = None
             self.end_learning()

@@ -11,7 +11,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl.loggers import Counted, log_row
+from lightning_rl.loggers import Counted, log_row, show_to_callbacks
 from lightning_rl.types import State
 
 
@@ -30,6 +30,8 @@ class RunLog:
         self.started = self.logged_at = time.monotonic()
         self.keeps = True
         """Whether the current iteration may be logged."""
+        self.row: dict[str, float] = {}
+        """The row that is not written yet."""
 
     def begin(self, most: float) -> None:
         """Begin an iteration, after which the run's count is at most `most`."""
@@ -39,14 +41,24 @@ class RunLog:
         """Return whether a row is due."""
         return self.keeps and count - self.logged_env_steps >= self.interval
 
-    def write(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
-        """Write one row: the given metrics and time metrics."""
-        now, count, row = time.monotonic(), run.count, dict(metrics)
-        row["time/fps"] = (count - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
-        row["time/time_elapsed"] = now - self.started
-        row["time/iterations"] = trainer.global_step
-        log_row(trainer, run, row)
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a row that is not written yet."""
+        return bool(self.row)
+
+    def open(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
+        """Make a row of the given metrics and time metrics, and show it to callbacks."""
+        now, count = time.monotonic(), run.count
+        rate = (count - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
+        times = {"time/fps": rate, "time/time_elapsed": now - self.started, "time/iterations": trainer.global_step}
+        self.row = {run.counter: count, **metrics, **times}
         self.logged_at, self.logged_env_steps = now, count
+        show_to_callbacks(trainer, self.row)
+
+    def close(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
+        """Write the row, with metrics that replace earlier ones."""
+        row, self.row = {**self.row, **metrics}, {}
+        log_row(trainer, run, row)
 
     def get_state(self) -> State:
         """Return the count of the last row, the elapsed time, and the time since that row."""

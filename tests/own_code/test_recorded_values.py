@@ -1,0 +1,107 @@
+"""A value that a hook records stands in the row of its iteration, and a resumed run writes the same rows."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+import lightning_rl as lrl
+from lightning_rl.callbacks.evaluation import EvaluationConfig
+
+HOOKS = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_update_end",
+    "on_validation_start",
+    "on_validation_end",
+    "on_evaluation_end",
+    "on_train_batch_end",
+)
+ENV = lrl.EnvConfig("CartPole-v1", num_envs=1)
+ALGORITHMS = {
+    "PPO": lambda steps, kind=lrl.PPO: kind(ENV, n_steps=64, batch_size=64, n_epochs=2, max_env_steps=steps, log_interval=1),
+    "DQN": lambda steps, kind=lrl.DQN: kind(ENV, learning_starts=64, train_freq=32, max_env_steps=steps, log_interval=1),
+}
+
+
+class Everywhere(pl.Callback):
+    """Record in each hook the global step, under the hook's name, and keep how often it was called."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state_dict):
+        self.calls = state_dict["calls"]
+
+
+def record_in(hook):
+    def method(self, trainer, algorithm, *arguments):
+        self.calls += 1
+        finished = hook in ("on_validation_start", "on_validation_end", "on_evaluation_end", "on_train_batch_end")
+        algorithm.record(**{f"mine/{hook}": float(trainer.global_step - finished), f"calls/{hook}": float(self.calls)})
+
+    return method
+
+
+for name in HOOKS:
+    setattr(Everywhere, name, record_in(name))
+
+
+class Own:
+    """The module's own hooks: they count iterations in a plain attribute, and record it."""
+
+    seen = 0
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.seen += 1
+        self.record(**{"mine/own_hook": float(self.seen - 1)})
+
+
+def own(kind):
+    return type(f"Own{kind.__name__}", (Own, kind), {"__module__": __name__})
+
+
+OwnPPO, OwnDQN = own(lrl.PPO), own(lrl.DQN)
+OWN = {"PPO": OwnPPO, "DQN": OwnDQN}
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of training, without the times and without empty cells."""
+    rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+    return [{name: text for name, text in row.items() if text and not name.startswith("time/f") and name != "time/time_elapsed"} for row in rows]
+
+
+def fit(name, steps, folder, ckpt_path=None, callbacks=()):
+    pl.seed_everything(3)
+    algorithm = ALGORITHMS[name](steps, OWN[name])
+    trainer = lrl.Trainer(
+        default_root_dir=folder,
+        run_name="run",
+        enable_progress_bar=False,
+        callbacks=[Everywhere(), *callbacks],
+        evaluation=EvaluationConfig(every_n_env_steps=128, episodes=1, max_episode_steps=10),
+    )
+    trainer.fit(algorithm, ckpt_path=ckpt_path)
+    return algorithm, trainer.run_folder
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_value_stands_in_the_row_of_its_iteration_from_whatever_hook(name, tmp_path):
+    algorithm, folder = fit(name, 640, tmp_path)
+    rows = [row for row in rows_of(folder) if "time/iterations" in row]
+    assert len(rows) >= 5 and algorithm.seen == len(rows)
+    for number, row in enumerate(rows):
+        assert float(row["time/iterations"]) == number + 1
+        mine = {key: float(value) for key, value in row.items() if key.startswith("mine/")}
+        assert {"mine/on_train_batch_end", "mine/own_hook"} <= mine.keys()
+        assert set(mine.values()) == {float(number)}, row
+    everything = {key for row in rows for key in row if key.startswith("mine/")}
+    assert everything == {f"mine/{hook}" for hook in (*HOOKS, "own_hook")}
