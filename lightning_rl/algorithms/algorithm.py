@@ -43,6 +43,7 @@ from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
+from lightning_rl.training.state import note_attributes
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {
@@ -64,7 +65,7 @@ RESERVED = {
 
 
 class MarkBuilt(type):
-    """Set `is_built` on an instance when its constructor, also that of a subclass, has returned."""
+    """Set `is_built` on an instance when its constructor, also that of a subclass, has returned, and note the attributes it has then."""
 
     @property
     def __signature__(cls) -> Signature:  # otherwise that of `__call__`
@@ -74,6 +75,7 @@ class MarkBuilt(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         instance = super().__call__(*args, **kwargs)
         vars(instance)["is_built"] = True
+        note_attributes(instance)
         return instance
 
 

@@ -34,7 +34,7 @@ from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
 from lightning_rl.training.hooks import HookedModule, has_kind
 from lightning_rl.training.loading import load
-from lightning_rl.training.state import RunLog, random_state, set_random_state
+from lightning_rl.training.state import RunLog, random_state, read_attributes, set_random_state, write_attributes
 from lightning_rl.types import State
 
 
@@ -77,6 +77,8 @@ class Run(HookedModule):
         """Changed settings that make the environment a different task than in the checkpoint that is being resumed."""
         self.parameter_values: dict[str, PlainSampler] = {}
         """What `set_parameter` has set: numbers or samplers, by the parameter's name."""
+        self.unsaved: set[str] = set()
+        """Attributes of users of which a line has said that checkpoints do not hold them."""
         self.saves_run = True
         """Whether checkpoints contain the state of the run, and not only weights and optimizers."""
 
@@ -272,7 +274,12 @@ class Run(HookedModule):
     def own_callbacks(self) -> list[pl.Callback]:
         trainer: Any = self.trainer
         trainer.callbacks = before = user_callbacks(trainer.callbacks)
-        return [EndIteration(), CloseIteration(), EndRun(before), *(each for each in self.learning_callbacks() if not has_kind(before, each))]
+        return [
+            EndIteration(),
+            CloseIteration(),
+            EndRun(before),
+            *(each for each in self.learning_callbacks() if not has_kind(before, each)),
+        ]
 
     def train_dataloader(self) -> ExperienceDataset:
         if self.dataset is None:  # Lightning may call this again in each epoch, and the run continues
@@ -447,7 +454,11 @@ class Run(HookedModule):
         """Add our entries to Lightning's in a checkpoint."""
         counts = {name: getattr(self, name) for name in self.COUNTS}
         ranks = self._states_of_ranks() if self.saves_run and self.dataset is not None else []
-        own = {**self.describe(), **counts, "parameters": dict(self.parameter_values), "ranks": ranks}
+        attributes, unsaved = read_attributes(self)
+        for name in unsaved.keys() - self.unsaved:
+            self.say(f"checkpoints do not hold {name} ({unsaved[name]}): make it plain data or a buffer, or use on_save_checkpoint")
+        self.unsaved |= unsaved.keys()
+        own = {**self.describe(), **counts, "parameters": dict(self.parameter_values), "ranks": ranks, "attributes": to_plain(attributes)}
         checkpoint["lightning_rl"] = {"format_version": self.format_version, **own}
 
     def load_run(self, checkpoint: Checkpoint) -> None:
@@ -460,12 +471,15 @@ class Run(HookedModule):
         known = {} if changed else own.get("parameters", {})  # settings given explicitly win
         self.parameter_values = {name: value for name, value in state.get("parameters", {}).items() if name in known}
         self.changed_task = changed if self.has_trainer else []
+        if lost := write_attributes(self, to_arrays(state.get("attributes", {}))):
+            self.say(f"not restored from the checkpoint, as they are not there any more: {', '.join(lost)}")
 
     def _states_of_ranks(self) -> list[State]:
         """Return the states of all ranks as plain data, on every rank."""
         assert self.dataset is not None
         run = {"num_envs": self.dataset.collector.num_envs, "data": self.dataset.get_state(), "log": self.log_rows.get_state()}
-        own = to_plain({**run, **self.get_learning_state(), "random": random_state()})
+        attributes = {"attributes": read_attributes(self)[0]} if self.global_rank else {}  # those of rank 0 are the checkpoint's
+        own = to_plain({**run, **self.get_learning_state(), "random": random_state(), **attributes})
         if self.trainer.world_size == 1:
             return [own]
         file = io.BytesIO()
@@ -515,6 +529,7 @@ class Run(HookedModule):
         new_episodes = self.dataset.set_state(state["data"])
         self.log_rows.set_state(state["log"])
         self.set_learning_state(state)
+        write_attributes(self, state.get("attributes", {}))
         set_random_state(state["random"])
         return new_episodes
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
-import torch
 
 import lightning_rl as lrl
 from lightning_rl.callbacks.evaluation import EvaluationConfig
@@ -76,7 +75,9 @@ OWN = {"PPO": OwnPPO, "DQN": OwnDQN}
 def rows_of(folder: Path) -> list[dict[str, str]]:
     """Return the rows of training, without the times and without empty cells."""
     rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
-    return [{name: text for name, text in row.items() if text and not name.startswith("time/f") and name != "time/time_elapsed"} for row in rows]
+    return [
+        {name: text for name, text in row.items() if text and not name.startswith("time/f") and name != "time/time_elapsed"} for row in rows
+    ]
 
 
 def fit(name, steps, folder, ckpt_path=None, callbacks=()):
@@ -105,3 +106,35 @@ def test_a_value_stands_in_the_row_of_its_iteration_from_whatever_hook(name, tmp
         assert set(mine.values()) == {float(number)}, row
     everything = {key for row in rows for key in row if key.startswith("mine/")}
     assert everything == {f"mine/{hook}" for hook in (*HOOKS, "own_hook")}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resumed_run_writes_the_rows_of_an_uninterrupted_one(name, tmp_path):
+    _, whole = fit(name, 640, tmp_path / "whole")
+    fit(name, 256, tmp_path / "parts")  # evaluations are due every 128 steps, and at the end
+    algorithm, parts = fit(name, 640, tmp_path / "parts", "last")
+    assert rows_of(parts) == rows_of(whole) and algorithm.seen >= 5
+
+
+def test_a_value_that_is_recorded_after_the_last_iteration_is_named(tmp_path, capsys):
+    class AtTheEnd(pl.Callback):
+        def on_train_end(self, trainer, algorithm):
+            algorithm.record(at_the_end=1.0)
+
+    fit("PPO", 128, tmp_path, callbacks=[AtTheEnd()])
+    assert "at_the_end: recorded after the last iteration, so no row holds them" in capsys.readouterr().out
+
+
+def test_the_row_of_an_iteration_whose_hook_fails_is_written(tmp_path):
+    class Fails(pl.Callback):
+        def on_train_batch_end(self, trainer, algorithm, *arguments):
+            if trainer.global_step == 3:
+                algorithm.record(last_words=5.0)
+                raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fit("PPO", 640, tmp_path, callbacks=[Fails()])
+    (folder,) = tmp_path.rglob("run")
+    last = [row for row in rows_of(folder) if "time/iterations" in row][-1]
+    assert (last["env_steps"], float(last["train/last_words"])) == ("192", 5.0)
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
