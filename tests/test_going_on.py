@@ -98,7 +98,10 @@ def test_the_speed_of_the_first_row_after_a_stop_is_that_of_its_own_steps(monkey
     clock[0] = 1_001.0
     run = pl.LightningModule()
     run.count = 50
-    again.write(type("T", (), {"global_step": 1})(), run, {})
+    run.counter = "env_steps"
+    trainer = type("T", (), {"global_step": 1, "callback_metrics": {}})()
+    again.open(trainer, run, {})
+    again.close(trainer, run, {})
     assert rows[0]["time/fps"] == 50 / 5 and rows[0]["time/time_elapsed"] == 5
 
 

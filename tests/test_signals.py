@@ -89,6 +89,8 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_that_continues_ma
 
 def test_a_second_signal_is_not_waited_for_and_the_checkpoint_before_stays(folder):
     process = start(folder, "--model.max_env_steps 1e7 --model.n_epochs 1000 --checkpoint.every_n_env_steps 128")
+    while not [*folder.rglob("last.ckpt")]:
+        time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.1)
     assert process.poll() is None  # it would finish its epochs, which take seconds

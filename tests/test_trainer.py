@@ -346,7 +346,7 @@ def test_the_file_of_metrics_has_the_row_that_another_logger_refuses(fit, folder
             raise RuntimeError("no such project")
 
     with pytest.raises(RuntimeError, match="no such project"):
-        fit(logger=Refuses(folder / "theirs"), evaluation=None)
+        fit(logger=Refuses(folder / "theirs"))
     assert len(read_rows(folder / "runs/PPO/CartPole-v1/version_0/metrics.csv")) == 1
 
 

@@ -31,7 +31,7 @@ from lightning_rl.envs.config import Env, EnvConfig, EnvSource, as_config, singl
 from lightning_rl.envs.make import describe_wrappers, make_copies
 from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range, check_seed
-from lightning_rl.loggers import CsvTable, log_row, show_to_callbacks
+from lightning_rl.loggers import CsvTable, show_to_callbacks
 from lightning_rl.spaces import Spaces, allocate, as_spaces, describe_space
 from lightning_rl.types import State, tree_map
 
@@ -247,7 +247,7 @@ class RolloutEvaluator(pl.Callback):
         if metrics is None:
             return
         monitored, row = trainer.strategy.broadcast((logged["callback"], logged["log"]))  # so that all ranks make the same decisions
-        log_row(trainer, algorithm, metrics | row)
+        algorithm.log_row(metrics | row)
         metrics |= monitored
         show_to_callbacks(trainer, monitored)
         played = algorithm.parameter_values

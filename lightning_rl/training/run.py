@@ -377,6 +377,10 @@ class Run(HookedModule):
         self.clear_metrics()
         self._begin_iteration()
 
+    def log_row(self, metrics: dict[str, float]) -> None:
+        """Write a row of metrics at the present count, after that of the iteration."""
+        self.log_rows.add(self.trainer, self, metrics)
+
     def _print_notices(self, ranks: list[list[str]]) -> None:
         """Print the notices of ranks, and clear this rank's own."""
         for rank, notices in enumerate(ranks):

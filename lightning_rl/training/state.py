@@ -42,8 +42,8 @@ class RunLog:
         self.started = self.logged_at = time.monotonic()
         self.keeps = True
         """Whether the current iteration may be logged."""
-        self.row: dict[str, float] = {}
-        """The row that is not written yet."""
+        self.open_rows: list[dict[str, float]] = []
+        """The row of the current iteration until it is written, and those of evaluations that come after it."""
 
     def begin(self, most: float) -> None:
         """Begin an iteration, after which the run's count is at most `most`."""
@@ -55,22 +55,31 @@ class RunLog:
 
     @property
     def is_open(self) -> bool:
-        """Return whether there is a row that is not written yet."""
-        return bool(self.row)
+        """Return whether the row of the current iteration is not written yet."""
+        return bool(self.open_rows)
 
     def open(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
         """Make a row of the given metrics and time metrics, and show it to callbacks."""
         now, count = time.monotonic(), run.count
         rate = (count - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
         times = {"time/fps": rate, "time/time_elapsed": now - self.started, "time/iterations": trainer.global_step}
-        self.row = {run.counter: count, **metrics, **times}
+        self.open_rows = [{run.counter: count, **metrics, **times}]
         self.logged_at, self.logged_env_steps = now, count
-        show_to_callbacks(trainer, self.row)
+        show_to_callbacks(trainer, self.open_rows[0])
+
+    def add(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
+        """Write another row, after the one that is open, and show it to callbacks."""
+        if self.is_open:
+            self.open_rows.append(metrics)
+            show_to_callbacks(trainer, metrics)
+        else:
+            log_row(trainer, run, metrics)
 
     def close(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
-        """Write the row, with metrics that replace earlier ones."""
-        row, self.row = {**self.row, **metrics}, {}
-        log_row(trainer, run, row)
+        """Write the open rows, the first with metrics that replace earlier ones."""
+        (first, *others), self.open_rows = self.open_rows, []
+        for row in ({**first, **metrics}, *others):
+            log_row(trainer, run, row)
 
     def get_state(self) -> State:
         """Return the count of the last row, the elapsed time, and the time since that row."""
