@@ -1,6 +1,7 @@
 """The notebooks run from top to bottom, and hold no outputs but their small curves."""
 
 import re
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
@@ -94,3 +95,45 @@ def test_a_notebook_without_ipywidgets_shows_a_bar_that_moves_and_python_to_go_o
     assert "ipywidgets" not in said and "💡" not in said and "GPU available" not in said and "lightning-rl fit" not in said
     assert 'continue it: trainer.fit(model, ckpt_path="runs/Mine/CartPole-v1/version_0")' in said
     assert "at 5120" in said
+    outputs = [output for output in notebook.cells[0].outputs if output.get("name") != "stderr"]
+    blocks = [(kind, list(found)) for kind, found in groupby(outputs, lambda output: output.output_type)]  # a page joins streams
+    assert [kind for kind, _ in blocks] == ["stream", "display_data", "stream"] and len(blocks[1][1]) == 1
+    summary, rest = ("".join(output.text for output in blocks[k][1]) for k in (0, 2))
+    assert "\nMine on CartPole-v1, 8 copies\n  observations  Box(4)\n" in summary and "\x1b" not in summary + rest
+    assert summary.endswith("  folder        runs/Mine/CartPole-v1/version_0\n") and "run: runs/Mine/CartPole-v1/version_0\n" in rest
+
+
+SLOW = """
+import time
+import gymnasium as gym
+import lightning_rl as lrl
+from lightning_rl.callbacks import progress
+
+class Slow(gym.Wrapper):
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+
+progress.SECONDS_OF_A_LONG_ITERATION, progress.SECONDS_BETWEEN_LOOKS = 0.1, 0.05
+env = lrl.EnvConfig("CartPole-v1", num_envs=1, wrappers=[Slow])
+evaluation = lrl.EvaluationConfig(every_n_env_steps=64, episodes=3, num_envs=1, max_episode_steps=20)
+lrl.Trainer(evaluation=evaluation, logger=False).fit(lrl.PPO(env, n_steps=64, batch_size=64, max_env_steps=64, net_arch=[8]))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("default")
+def test_a_notebook_shows_long_iterations_and_evaluations_while_they_last(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SLOW)])
+    lines = []
+
+    class Client(NotebookClient):
+        def process_message(self, message, cell, index):
+            if message["msg_type"] == "update_display_data":
+                lines.append(message["content"]["data"]["text/plain"])
+            return super().process_message(message, cell, index)
+
+    Client(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    steps = [int(line.partition("/")[0]) for line in lines if " · iteration: " in line]
+    assert steps == sorted(steps) and len({step for step in steps if 0 < step < 64}) > 1
+    assert any("evaluation: 1 of 3 episodes" in line for line in lines)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from lightning_rl.actors.actor import Lessons
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.evaluator import Generation, JobEpisode
-from lightning_rl.actors.workers import Workers
+from lightning_rl.actors.workers import LocalWorkers, ThreadWorkers, Workers
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.data.rollout import RolloutDataset
@@ -90,7 +90,7 @@ class EvaluatorPool:
         self.workers, self.actors, self.settings, self.space, self.sigma = workers, actors, settings, spaces.observation, sigma
         self.random_collector, self.close = random_collector, workers.close
         self.seed, self.number = seed, 0
-        self.env_steps = self.rows = 0
+        self.env_steps = self.rows = self.arrived = 0
         self.mean_length = 0.0
         """Mean length of the last generation's episodes."""
         self.lessons: Lessons = {}
@@ -103,6 +103,14 @@ class EvaluatorPool:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def steps_made(self) -> int:
+        """Return the steps of evaluators in this process, or of episodes that others have sent, as `Collector.steps_made` does."""
+        if isinstance(self.workers, LocalWorkers | ThreadWorkers):
+            evaluators: Any = self.workers.workers
+            return sum(each.steps for each in evaluators)
+        return self.arrived
 
     def collect(self) -> Results:
         """Return the next generation, with the newest weights: rounds of equal size until there are enough steps."""
@@ -159,6 +167,7 @@ class EvaluatorPool:
                 requested += 1
             answer = self.workers.receive()
             episodes += answer.value
+            self.arrived += sum(each.finished.length for each in answer.value)
             idle.append(answer.worker)
             requested -= 1
         return sorted(episodes, key=lambda each: (each.job, -each.sign))

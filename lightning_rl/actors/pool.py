@@ -51,7 +51,7 @@ class ActorPool:
         self.precision = precision
         self.guard = Guard()
         self.statistics = EpisodeStatistics(self.num_envs)
-        self.env_steps = self.rows = self.version = self.dropped = 0
+        self.env_steps = self.rows = self.version = self.dropped = self.arrived = 0
         self.waiting: deque[Answer] = deque()
         """Rollouts that arrived while another answer was awaited."""
         self.requested = 0
@@ -91,6 +91,11 @@ class ActorPool:
         self._record([answer], time.monotonic() - began)
         self.last_rollout = tree_to_torch(answer.value.rollout)
         yield from answer.value.experience
+
+    @property
+    def steps_made(self) -> int:
+        """Return the steps of all rollouts that have arrived, as `Collector.steps_made` does."""
+        return self.arrived
 
     def _begin(self) -> float:
         """Begin an iteration by publishing the network's weights; return the time."""
@@ -135,6 +140,7 @@ class ActorPool:
         else:
             self.requested -= 1
             answer = self.workers.receive()
+        self.arrived += answer.value.env_steps
         if count:
             self._count(answer)
         return answer

@@ -125,6 +125,8 @@ class RolloutEvaluator(pl.Callback):
         self.evaluated_at, self.evaluations, self.continues, self.hinted = 0, 0, False, False
         self.played, self.last_played = 0, 0
         """Environment steps of all evaluations of the run, and of the last one."""
+        self.played_now: list[list[Episode]] = []
+        """The finished episodes of the newest evaluation: lists that its players fill, one of each variant."""
         self.reports_success = False
         """Whether any episode of the run, in evaluation or training, has reported its success."""
 
@@ -154,11 +156,17 @@ class RolloutEvaluator(pl.Callback):
                 raise
             raise type(error)(f"{error}; an evaluation builds {num_envs} of its own; --evaluation null turns it off") from error
         player.on_nan = getattr(algorithm, "on_nan", "raise")
+        self.played_now[:] = [*(self.played_now if variant else ()), player.finished]
         inference = algorithm.has_trainer and algorithm.trainer.validate_loop.inference_mode
         with closing(player), isolate_rng(), torch.inference_mode(inference):
             if self.env is not None and isinstance(player, EpisodePlayer):
                 check_shapes(as_spaces(player.envs[0].observation_space, player.envs[0].action_space), algorithm.spaces)
             return player.play(algorithm.network, self.episodes, self.seed, self.deterministic, stop)
+
+    def count_episodes(self, trainer: pl.Trainer) -> tuple[int, int]:
+        """Return how many episodes of this rank's share of the current evaluation have finished, and their total."""
+        mine = self.part(trainer.global_rank, trainer.world_size)
+        return sum(map(len, self.played_now)), 0 if mine is None else mine.episodes * (1 + len(self.variants))
 
     def check(self, algorithm: AlgorithmRun) -> None:
         """Raise `SettingError` if the environment cannot be built for an evaluation, or the opponent does not exist or fit."""
@@ -355,6 +363,10 @@ class MultiEvaluator(RolloutEvaluator):
 
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
         return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop, variant)]
+
+    def count_episodes(self, trainer: pl.Trainer) -> tuple[int, int]:
+        played, total = map(sum, zip(*(each.count_episodes(trainer) for each in self.evaluators), strict=True))
+        return played, total * (1 + len(self.variants))
 
 
 def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, float]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import math
+import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.trainer.states import RunningStage
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -31,6 +34,10 @@ DIAGNOSTICS = {
 }
 """Metrics that show whether learning is healthy, with their label and sign in the progress bar, which shows as many as fit."""
 SECONDS_BETWEEN_REFRESHES = 0.25
+SECONDS_OF_A_LONG_ITERATION = 2.0
+"""After this time, an iteration or an evaluation is shown while it lasts."""
+SECONDS_BETWEEN_LOOKS = 0.5
+"""Between refreshes during a long iteration."""
 SECONDS_BETWEEN_LINES = 60.0
 """Between lines of progress in a log file."""
 BAR_WIDTH = 12
@@ -92,40 +99,52 @@ def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
 
 
 class Output(Console):
-    """A console on which a broken pipe ends the program, as it does elsewhere."""
+    """A console that prints plain text, also in a notebook, and on which a broken pipe ends the program, as it does elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, force_jupyter=False)
 
     def on_broken_pipe(self) -> None:
         raise
 
 
+def in_notebook() -> bool:
+    """Return whether the program runs in a notebook kernel."""
+    return Console().is_jupyter
+
+
 class EnvStepsProgressBar(ProgressBar):
     """Print a summary of the run, then its progress: environment steps (or updates), episode means, diagnostics, speed and time left.
 
-    A terminal and a notebook show a bar; elsewhere (a log file) a line appears about every minute and at the end. Results of evaluations
-    are printed when they arrive. If the deterministic policy is much worse than the sampled one, a hint is printed once.
+    A terminal and a notebook show a bar; elsewhere (a log file) a line appears about every minute and at the end. A thread shows how far a
+    long iteration or evaluation is, so that steps cost nothing. Results of evaluations are printed when they arrive. If the deterministic
+    policy is much worse than the sampled one, a hint is printed once.
     """
+
+    cell_output: Any = None
+    """The display of the bar in a notebook."""
+    watch: threading.Thread | None = None
+    """Shows long iterations."""
 
     def __init__(self) -> None:
         super().__init__()
         self.enabled = True
         self.bar: Progress | None = None
-        self.cell_output: Any = None
-        """The display of the bar in a notebook."""
         self.hinted = False
 
     @cached_property
     def console(self) -> Console:
         """Return the console on which to print."""
-        return Output(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        return Output()
 
     @property
     def live(self) -> bool:
         """Return whether the output can be updated in place."""
-        return self.console.is_terminal or self.console.is_jupyter
+        return self.bar is not None or self.cell_output is not None
 
     def __getstate__(self) -> dict[str, object]:
-        # both have locks: a spawned rank makes its own
-        return {name: value for name, value in vars(self).items() if name not in ("console", "cell_output")} | {"cell_output": None}
+        # these have locks: a spawned rank makes its own
+        return {name: value for name, value in vars(self).items() if name not in ("console", "cell_output", "watch", "has_ended")}
 
     def disable(self) -> None:
         self.enabled = False
@@ -143,32 +162,67 @@ class EnvStepsProgressBar(ProgressBar):
             self.console.print(*(printable(each) if isinstance(each, str) else each for each in args), **kwargs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.started = self.shown_at = time.monotonic()
-        self.first = pl_module.count
+        self.started = self.shown_at = self.began_at = time.monotonic()
+        self.first, self.updates = pl_module.count, pl_module.updates
         for line in describe_run(trainer, pl_module):
             self.print(line)
-        if self.enabled and self.console.is_jupyter:  # rich's own bar would need ipywidgets
+        if not self.enabled:
+            return
+        self.metrics = describe_metrics(pl_module)
+        if in_notebook():  # rich's own bar would need ipywidgets
             from IPython.display import display
 
             self.cell_output = display({"text/plain": ""}, raw=True, display_id=True)
-        elif self.enabled and self.live:
+        elif self.console.is_terminal:
             self.bar = make_bar(self.console)
             self.task = self.bar.add_task("", total=pl_module.length)
             self.bar.start()
+        self.has_ended = threading.Event()
+        self.watch = threading.Thread(target=self.show_long_iterations, args=(trainer, pl_module), daemon=True)
+        self.watch.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         now, period = time.monotonic(), SECONDS_BETWEEN_REFRESHES if self.live else SECONDS_BETWEEN_LINES
-        if not self.enabled or (now - self.shown_at < period and not pl_module.finished):
-            return
-        self.shown_at = now
+        self.began_at, self.updates = now, pl_module.updates
+        if self.enabled and (now - self.shown_at >= period or pl_module.finished):
+            self.shown_at, self.metrics = now, describe_metrics(pl_module)
+            self.show(pl_module)
+
+    def show_long_iterations(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Refresh the display while an iteration or an evaluation takes long, until the run ends."""
+        stage = trainer.state.stage
+        while not self.has_ended.wait(SECONDS_BETWEEN_LOOKS):
+            now = time.monotonic()
+            if trainer.state.stage != stage:
+                stage, self.began_at = trainer.state.stage, now
+            if now - self.began_at < SECONDS_OF_A_LONG_ITERATION or not (self.live or now - self.shown_at >= SECONDS_BETWEEN_LINES):
+                continue
+            if not self.live:
+                self.shown_at = now
+            try:
+                self.show(algorithm, self.describe_activity(trainer, algorithm, now - self.began_at))
+            except BrokenPipeError:  # ends the run at its next line
+                return
+
+    def describe_activity(self, trainer: pl.Trainer, algorithm: AlgorithmRun, seconds: float) -> list[str]:
+        """Return how far the current iteration or evaluation is, in short texts. Reads numbers alone, which the run may be changing."""
+        if trainer.state.stage == RunningStage.VALIDATING:
+            evaluators = callbacks_of(trainer, RolloutEvaluator)
+            played, total = map(sum, zip(*(each.count_episodes(trainer) for each in evaluators), strict=True))
+            return [f"evaluation: {played:,} of {total:,} episodes", f"{seconds:.0f} s"]
+        updates = algorithm.updates - self.updates
+        return [f"iteration: {seconds:.0f} s", *([f"{updates:,} update{'s' * (updates > 1)}"] if updates else [])]
+
+    def show(self, algorithm: AlgorithmRun, activity: Sequence[str] = ()) -> None:
+        """Refresh the bar, or print a line; `activity`: what takes long."""
         if self.bar is not None:
-            done = min(pl_module.count, pl_module.length)
-            text = self.text(pl_module, self.console.width - BAR_WIDTH - 1)
+            done = min(algorithm.count_so_far, algorithm.length)
+            text = self.text(algorithm, self.console.width - BAR_WIDTH - 1, activity)
             self.bar.update(self.task, completed=done, description=text, refresh=True)
         elif self.cell_output is not None:
-            self.cell_output.update(self.cell(pl_module), raw=True)
+            self.cell_output.update(self.cell(algorithm, activity), raw=True)
         else:
-            self.console.print(self.text(pl_module))
+            self.console.print(self.text(algorithm, activity=activity))
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
         """Print the result of an evaluation."""
@@ -188,17 +242,21 @@ class EnvStepsProgressBar(ProgressBar):
                 way_out += ", or lower the entropy bonus, model.ent_coef"
             self.print(f"hint: training episodes, with sampled actions, return {short_number(sampled)}; {way_out}")
 
-    def text(self, algorithm: AlgorithmRun, width: int | None = None) -> str:
-        """Return the text of `describe_progress` for the time since the start."""
-        return describe_progress(algorithm, self.first, time.monotonic() - self.started, width)
+    def text(self, algorithm: AlgorithmRun, width: int | None = None, activity: Sequence[str] = ()) -> str:
+        """Return the text of `join_progress` for the time since the start."""
+        return join_progress(algorithm, self.first, time.monotonic() - self.started, self.metrics, width, activity)
 
-    def cell(self, algorithm: AlgorithmRun) -> dict[str, str]:
+    def cell(self, algorithm: AlgorithmRun, activity: Sequence[str] = ()) -> dict[str, str]:
         """Return the bar of a notebook, in HTML and as text."""
-        text = self.text(algorithm)
-        bar = f'<progress value="{min(algorithm.count, algorithm.length)}" max="{algorithm.length}" style="width: 12em"></progress>'
+        text, done = self.text(algorithm, activity=activity), min(algorithm.count_so_far, algorithm.length)
+        bar = f'<progress value="{done}" max="{algorithm.length}" style="width: 12em"></progress>'
         return {"text/html": f"{bar} {html.escape(text)}", "text/plain": text}
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
+        if self.watch is not None:
+            self.has_ended.set()
+            self.watch.join()
+            self.watch = None
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -216,21 +274,31 @@ def make_bar(console: Console) -> Progress:
 def describe_progress(algorithm: AlgorithmRun, first: int, seconds: float, width: int | None = None) -> str:
     """Return the progress so far: count and length, episode means, diagnostics, the speed since the start and the time left.
 
-    `first`: the count at the start, `seconds` ago.  `width`: maximum number of characters; what does not fit after the mean return is left
-    out.
+    `first`: the count at the start, `seconds` ago.  `width`: maximum number of characters; what does not fit is left out.
     """
-    speed = (algorithm.count - first) / max(seconds, 1e-9)
-    left = timedelta(seconds=round(max(0, algorithm.length - algorithm.count) / max(speed, 1e-9)))
-    name = unit(algorithm)
-    mean, *others = algorithm.in_short().split(" · ")
-    before, after = [f"{algorithm.count:,}/{algorithm.length:,} {name}"], [f"{speed:,.0f} {name}/s", f"ETA {left}"]
-    before += [mean] if mean else []  # an offline run has no episodes
+    return join_progress(algorithm, first, seconds, describe_metrics(algorithm), width)
+
+
+def describe_metrics(algorithm: AlgorithmRun) -> list[str]:
+    """Return the mean return ("" without episodes) and other means of an algorithm, and its diagnostics, each as a short text."""
     found = algorithm.trainer.callback_metrics
-    others += [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
-    for other in others:
-        if width is None or len(" · ".join([*before, other, *after])) <= width:
-            before.append(other)
-    return printable(" · ".join(before + after))
+    diagnostics = [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
+    return [*algorithm.in_short().split(" · "), *diagnostics]
+
+
+def join_progress(
+    algorithm: AlgorithmRun, first: int, seconds: float, metrics: Sequence[str], width: int | None = None, activity: Sequence[str] = ()
+) -> str:
+    """Return the text of `describe_progress` with the texts of `describe_metrics`; `activity`: what takes long now."""
+    count, name, (mean, *others) = algorithm.count_so_far, unit(algorithm), metrics
+    speed = (count - first) / max(seconds, 1e-9)
+    time_left = timedelta(seconds=round(max(0, algorithm.length - count) / max(speed, 1e-9)))
+    done, rate, left = f"{count:,}/{algorithm.length:,} {name}", f"{speed:,.0f} {name}/s", f"ETA {time_left}"
+    chosen: list[str] = []
+    for part in (*activity[:1], done, *activity[1:], mean, left, rate, *others):  # the most important first
+        if part and (width is None or len(" · ".join([*chosen, part])) <= width):
+            chosen.append(part)
+    return printable(" · ".join(part for part in (done, *activity, mean, *others, rate, left) if part in chosen))
 
 
 def unit(algorithm: AlgorithmRun) -> str:

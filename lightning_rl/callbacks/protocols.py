@@ -27,6 +27,7 @@ class AlgorithmRun(Protocol):
     counter: str
     counted: str
     count: int
+    count_so_far: int
     length: int
     finished: bool
     updates: int

@@ -203,7 +203,7 @@ class Display:
     """
 
     def __init__(self, seeds: list[int], length: int) -> None:
-        self.console = Output(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self.console = Output()
         self.bar = make_bar(self.console) if self.console.is_terminal else None
         self.length, self.label = length, max(len(str(seed)) for seed in seeds)
         self.shown: dict[int, tuple[str, float]] = {}

@@ -69,6 +69,8 @@ class AgentEpisodePlayer:
     ) -> None:
         self.envs, self.spaces, self.opponent = envs, spaces, opponent
         self.max_episode_steps = max_episode_steps or MAX_EPISODE_STEPS
+        self.finished: list[Episode] = []
+        """Episodes of the newest `play` that have ended so far."""
 
     @torch.no_grad()
     def play(
@@ -94,7 +96,7 @@ class AgentEpisodePlayer:
         generator = Generator(next(network.parameters()).device).manual_seed(seed)
         shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
         players = [_EnvPlayer(env, share, self, policies, k) for k, (env, share) in enumerate(zip(self.envs, shares, strict=True)) if share]
-        finished: list[Episode] = []
+        self.finished.clear()
         if self.opponent is not None:
             self.opponent.reset(seed)
             self.opponent.begin(np.arange(len(players)), np.array([player.seat for player in players]))
@@ -112,9 +114,9 @@ class AgentEpisodePlayer:
                     if isinstance(player.copy.env, VmasGame):  # all copies step in one call
                         player.copy.env.choose(player.actions)
                 for player in players:
-                    finished += player.step()
+                    self.finished += player.step()
                 players = [player for player in players if player.seeds]
-            return sorted(finished)
+            return sorted(self.finished)
 
     def _play_others(self, movers: Sequence[tuple["_EnvPlayer", str]]) -> None:
         """Choose the actions of agents that the policy does not play, by the opponent or at random."""

@@ -114,6 +114,8 @@ class RunCollector(Protocol):
     @property
     def rows(self) -> int: ...
     @property
+    def steps_made(self) -> int: ...
+    @property
     def statistics(self) -> Statistics: ...
     @property
     def close(self) -> Callable[[], object]: ...
@@ -191,6 +193,11 @@ class Collector:
         self.interrupted = False
 
     # ---------------------------------------------------------------- stepping
+
+    @property
+    def steps_made(self) -> int:
+        """Return a number that grows with each environment step, also within an iteration; only its differences have a meaning."""
+        return self.env_steps
 
     def collect(self) -> Rollout:
         """Step `n_steps` times, continuing from the last rollout, and add values and log-probabilities."""

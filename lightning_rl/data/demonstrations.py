@@ -269,7 +269,7 @@ class ShuffledOrder:
 class NoCollector:
     """Stand-in for a collector in runs that step no environment."""
 
-    name, num_envs, n_steps, env_steps, rows, can_be_saved = "demonstrations", 1, math.inf, 0, 0, True
+    name, num_envs, n_steps, env_steps, rows, steps_made, can_be_saved = "demonstrations", 1, math.inf, 0, 0, 0, True
 
     def __init__(self, space: Space) -> None:
         self.guard, self.statistics, self.generator = Guard(), EpisodeStatistics(1), Generator()

@@ -179,6 +179,8 @@ class EpisodePlayer:
     def __init__(self, envs: list[gym.Env], max_episode_steps: int | None, masked: bool = False) -> None:
         self.envs = envs
         self.max_episode_steps, self.masked = max_episode_steps or longest_episode(self.envs[0]), masked
+        self.finished: list[Episode] = []
+        """Episodes of the newest `play` that have ended so far."""
 
     def play(
         self, network: ActingPolicy, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False
@@ -200,7 +202,7 @@ class EpisodePlayer:
     def _play(
         self, network: ActingPolicy, seats: list[_Share], generator: Generator, deterministic: bool, stop: Callable[[], bool]
     ) -> list[Episode]:
-        finished: list[Episode] = []
+        self.finished.clear()
         while seats:
             if stop():
                 raise RunStoppedError
@@ -219,9 +221,9 @@ class EpisodePlayer:
             actions = network.distribution.to_env(tree_to_numpy(action))
             for row, seat in enumerate(seats):
                 seat.memory = tree_index(memory, row)
-                finished += seat.play(tree_index(actions, row), self.max_episode_steps)
+                self.finished += seat.play(tree_index(actions, row), self.max_episode_steps)
             seats = [seat for seat in seats if seat.seeds]
-        return sorted(finished)
+        return sorted(self.finished)
 
 
 class Seat:

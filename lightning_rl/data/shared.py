@@ -234,6 +234,11 @@ class JointCollector:
         """Return the number of stepped rows: one per copy and step, experience or not."""
         return self.steps * self.num_envs
 
+    @property
+    def steps_made(self) -> int:
+        """Return the steps of the copies so far, as `Collector.steps_made` does."""
+        return self.rows
+
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
         """Set what parameters are drawn from, starting with the next episodes."""
         self.world.set_lessons(lessons)

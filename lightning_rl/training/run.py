@@ -67,6 +67,8 @@ class Run(HookedModule):
         self.env_steps = self.updates = self.episodes = 0
         self.progress, self.began_at = 0.0, 0
         """Progress at the start of the current iteration, as a fraction of the run's length and as a count."""
+        self.made_before = 0
+        """The collector's `steps_made` at that time."""
         self.dataset: ExperienceDataset | None = None
         self.log_rows = RunLog(1, 0)
         self.ranks: list[State] = []
@@ -166,6 +168,13 @@ class Run(HookedModule):
     def count(self) -> int:
         """Return the progress of the run, summed over all ranks."""
         return int(getattr(self, self.counter))
+
+    @property
+    def count_so_far(self) -> int:
+        """Return the count with the steps of an iteration that is being collected; other ranks are taken to be equally fast."""
+        if self.counter != "env_steps" or self.collector is None:
+            return self.count
+        return max(self.count, self.began_at + (self.collector.steps_made - self.made_before) * self.world_size)
 
     @property
     def current_epoch(self) -> int:
@@ -330,7 +339,7 @@ class Run(HookedModule):
     def _begin_iteration(self) -> None:
         """Set all scheduled values for the next iteration, before it is collected."""
         assert self.dataset is not None and self.collector is not None
-        self.began_at = self.count
+        self.began_at, self.made_before = self.count, self.collector.steps_made
         self.progress = min(1.0, self.began_at / self.length)
         most = self.began_at + self.collector.n_steps * self.collector.num_envs * self.trainer.world_size
         self.log_rows.begin(math.inf if most >= self.length else most)

@@ -16,11 +16,10 @@ from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
-from rich.console import Console
 
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
-from lightning_rl.callbacks.progress import EnvStepsProgressBar
+from lightning_rl.callbacks.progress import EnvStepsProgressBar, in_notebook
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import StopOnSignal, end_program, why_stopped
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
@@ -453,8 +452,3 @@ def seed_of_program() -> int | None:
     """Return the last seed that the program set with `seed_everything`; None if it set none."""
     seed = os.environ.get("PL_GLOBAL_SEED")
     return None if seed is None else int(seed)
-
-
-def in_notebook() -> bool:
-    """Return whether the program runs in a notebook kernel, where shell commands are not useful."""
-    return Console().is_jupyter

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import threading
+import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +16,23 @@ import pytorch_lightning as pl
 from gymnasium import spaces
 from rich.console import Console
 
-from lightning_rl import DQN, PPO, BehavioralCloning, DAgger, MultiEvaluator, RolloutEvaluator
-from lightning_rl.callbacks.progress import EnvStepsProgressBar
+from lightning_rl import (
+    DQN,
+    IMPALA,
+    PPO,
+    BehavioralCloning,
+    DAgger,
+    EvolutionStrategies,
+    MultiAgent,
+    MultiEvaluator,
+    RolloutEvaluator,
+)
+from lightning_rl.callbacks.progress import BAR_WIDTH, EnvStepsProgressBar, join_progress
 from lightning_rl.data.episodes import EpisodeStatistics, Finished
 from lightning_rl.errors import short_number
 from lightning_rl.spaces import describe_space
+from tests.agents import Together
+from tests.environments import Scripted
 from tests.fitting import fit, tiny
 
 NUMBER = r"-?[\d,]+(\.\d+)?(e-\d+)?%?"
@@ -34,6 +49,7 @@ def on_a_clock(monkeypatch, model, seconds_per_step):
     """The bar's time passes by the environment steps of the model."""
     clock = SimpleNamespace(monotonic=lambda: 100.0 + seconds_per_step * model.count)
     monkeypatch.setattr("lightning_rl.callbacks.progress.time", clock)
+    monkeypatch.setattr("lightning_rl.callbacks.progress.SECONDS_BETWEEN_LOOKS", 3_600.0)  # of another clock
 
 
 def test_a_log_file_gets_about_one_line_a_minute_and_one_at_the_end(capsys, monkeypatch):
@@ -83,12 +99,15 @@ def test_a_terminal_shows_a_bar_that_reaches_its_end():
 def test_speed_and_time_left_follow_from_the_clock(monkeypatch):
     bar, model = EnvStepsProgressBar(), run(EnvStepsProgressBar())
     statistics = EpisodeStatistics(1)  # no episode has ended
-    model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics, num_envs=1, n_steps=8, name="CartPole-v1"))
+    model.dataset = SimpleNamespace(
+        collector=SimpleNamespace(statistics=statistics, num_envs=1, n_steps=8, name="CartPole-v1", steps_made=0)
+    )
     clock = iter([100.0, 110.0])
     monkeypatch.setattr("lightning_rl.callbacks.progress.time.monotonic", lambda: next(clock))
     model.env_steps, model.max_env_steps = 1_000, 21_000
     model.trainer.callback_metrics.clear()
     bar.on_train_start(model.trainer, model)  # continues at 1,000
+    bar.teardown(model.trainer, model, "fit")
     model.env_steps = 6_000
     assert bar.text(model) == "6,000/21,000 steps · return – · 500 steps/s · ETA 0:00:30"
 
@@ -163,11 +182,125 @@ def test_numbers_have_the_digits_that_say_something(number, text):
     assert short_number(number) == text
 
 
+def slowed(method, seconds=0.004):
+    def slow(*arguments, **named):
+        time.sleep(seconds)
+        return method(*arguments, **named)
+
+    return slow
+
+
+@pytest.fixture
+def each_moment(monkeypatch):
+    """The progress of a run is looked at each millisecond, and each look is a line of a log file."""
+    for name, seconds in {"SECONDS_BETWEEN_LOOKS": 0.001, "SECONDS_OF_A_LONG_ITERATION": 0.0, "SECONDS_BETWEEN_LINES": 0.0}.items():
+        monkeypatch.setattr(f"lightning_rl.callbacks.progress.{name}", seconds)
+
+
+LEARNER = partial(PPO, n_steps=8, batch_size=8, n_epochs=1, net_arch=[8])
+
+
+def counts_of(lines):
+    return [int(line.partition("/")[0].replace(",", "")) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("build", "last"),
+    [
+        pytest.param(lambda: tiny(PPO, max_env_steps=32), 16, id="on-policy"),
+        pytest.param(lambda: tiny(DQN, max_env_steps=32), 16, id="random warm-up", marks=pytest.mark.thorough),
+        pytest.param(lambda: tiny(PPO, "tests.agents.Together", max_env_steps=32), 32, id="agents", marks=pytest.mark.thorough),
+        pytest.param(
+            lambda: MultiAgent({"id": "tests.agents.Together", "num_envs": 2}, {"all": {"agents": "*", "learner": LEARNER}}, 32),
+            16,
+            id="behaviors",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            lambda: tiny(IMPALA, actors={"num_actors": 2, "rollouts_per_batch": 2, "backend": "in_process"}, max_env_steps=64),
+            32,
+            id="actors",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            lambda: tiny(EvolutionStrategies, episodes_per_generation=8, max_env_steps=64), 32, id="generation", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            lambda: tiny(PPO, normalize_obs="frozen", normalize_obs_steps=16, max_env_steps=48),
+            16,
+            id="warm-up of the normalizer",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_a_long_iteration_shows_its_steps_while_it_lasts(build, last, each_moment, monkeypatch, capsys):
+    """`last`: the steps of the first iteration, or of what comes before it."""
+    for env in (Scripted, Together):
+        monkeypatch.setattr(env, "step", slowed(env.step))
+    fit(build(), callbacks=[EnvStepsProgressBar()], enable_progress_bar=True)
+    shown = [line for line in capsys.readouterr().out.splitlines() if " · iteration: 0 s · " in line]
+    counts = counts_of(shown)
+    assert counts == sorted(counts) and any(0 < count < last for count in counts), shown
+
+
+def test_a_long_evaluation_says_how_many_episodes_it_has_played(each_moment, monkeypatch, capsys):
+    monkeypatch.setattr(Scripted, "step", slowed(Scripted.step))
+    evaluators = [RolloutEvaluator(32, episodes=2, num_envs=1), RolloutEvaluator(episodes=1)]
+    fit(tiny(PPO, max_env_steps=32), callbacks=[EnvStepsProgressBar(), MultiEvaluator(evaluators)], enable_progress_bar=True)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "evaluation: " in line and "of 3 episodes" in line]
+    played = [int(re.search(r"^32/32 steps · evaluation: (\d) of 3 episodes · 0 s · return ", line)[1]) for line in shown]
+    assert played == sorted(played) and {0, 1, 2} <= set(played)
+
+
+def test_long_updates_are_counted(each_moment, capsys):
+    class Slow(pl.Callback):
+        def on_update_end(self, trainer, algorithm):
+            time.sleep(0.02)
+
+    fit(tiny(PPO, max_env_steps=16), callbacks=[EnvStepsProgressBar(), Slow()], enable_progress_bar=True)
+    out = capsys.readouterr().out
+    assert "16/16 steps · iteration: 0 s · 1 update · " in out and "16/16 steps · iteration: 0 s · 3 updates · " in out
+
+
+def test_short_iterations_are_shown_as_they_end_and_no_thread_outlives_the_run(monkeypatch, capsys):
+    monkeypatch.setattr("lightning_rl.callbacks.progress.SECONDS_BETWEEN_LOOKS", 0.001)
+    fit(tiny(PPO, max_env_steps=96), callbacks=[bar := EnvStepsProgressBar()], enable_progress_bar=True)
+    assert "iteration: " not in capsys.readouterr().out and bar.watch is None
+    assert not any("show_long_iterations" in thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (60, "9,600,000/10,000,000 steps · iteration: 12 s"),
+        (80, "9,600,000/10,000,000 steps · iteration: 12 s · 8 updates · KL 0.01"),
+        (90, "9,600,000/10,000,000 steps · iteration: 12 s · 8 updates · return 21.5"),
+        (
+            200,
+            "9,600,000/10,000,000 steps · iteration: 12 s · 8 updates · return 21.5 · length 30 · KL 0.01 · 48,000 steps/s · ETA 0:00:08",
+        ),
+        (None, "9,600,000/10,000,000 steps · return 21.5 · length 30 · KL 0.01 · 48,000 steps/s · ETA 0:00:08"),
+    ],
+)
+def test_a_bar_fits_its_terminal_and_shows_what_matters_first(columns, text):
+    run = SimpleNamespace(counter="env_steps", count_so_far=9_600_000, length=10_000_000)
+    width, activity = (None, []) if columns is None else (columns - BAR_WIDTH - 1, ["iteration: 12 s", "8 updates"])
+    shown = join_progress(run, 0, 200.0, ["return 21.5", "length 30", "KL 0.01"], width, activity)
+    assert shown == text and (width is None or len(shown) <= width)
+
+
+def test_a_narrow_terminal_shows_an_evaluation_rather_than_the_count():
+    run = SimpleNamespace(counter="env_steps", count_so_far=9_600_000, length=10_000_000)
+    assert join_progress(run, 0, 200.0, ["return 21.5"], 47, ["evaluation: 12 of 100 episodes", "12 s"]) == (
+        "evaluation: 12 of 100 episodes · 12 s"
+    )
+
+
 def test_what_a_narrow_terminal_has_no_room_for_is_left_out():
     seen = []
 
     class Look(EnvStepsProgressBar):
-        def text(self, algorithm, width=None):
+        def text(self, algorithm, width=None, activity=()):
             seen.append((super().text(algorithm), super().text(algorithm, 75)))
             return ""
 
