@@ -1,5 +1,8 @@
 """Attributes that a user's classes and callbacks add are saved with a run, or a line names them."""
 
+import json
+import subprocess
+import sys
 from collections import deque
 
 import numpy as np
@@ -125,3 +128,37 @@ def test_no_attribute_of_the_package_counts_as_a_users(kind, tmp_path):
     algorithm = kind("CartPole-v1" if discrete else "Pendulum-v1", max_env_steps=200)
     lrl.Trainer(default_root_dir=tmp_path, callbacks=[looks], max_steps=1, enable_progress_bar=False, evaluation=None).fit(algorithm)
     assert looks.found == {}
+
+
+TWO_RANKS = """
+import json, sys
+import pytorch_lightning as pl
+import lightning_rl as lrl
+
+class Keeps(lrl.PPO):
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        self.sums = [*getattr(self, "sums", []), self.global_rank + float(batch.obs.sum())]
+
+if __name__ == "__main__":
+    folder, *parts = sys.argv[1:]
+    for k, steps in enumerate(parts):
+        pl.seed_everything(1)
+        algorithm = Keeps(lrl.EnvConfig("CartPole-v1", num_envs=1), n_steps=32, batch_size=32, n_epochs=1, max_env_steps=int(steps))
+        ranks = dict(devices=2, accelerator="cpu")
+        trainer = lrl.Trainer(default_root_dir=folder, run_name="run", evaluation=None, enable_progress_bar=False, **ranks)
+        trainer.fit(algorithm, ckpt_path="last" if k else None)
+    with open(f"{folder}.{algorithm.global_rank}.json", "w") as file:
+        json.dump(algorithm.sums, file)
+"""
+
+
+@pytest.mark.thorough
+def test_each_rank_continues_with_its_own_attributes(tmp_path):
+    (tmp_path / "script.py").write_text(TWO_RANKS)
+    for folder, parts in {"whole": ["256"], "parts": ["128", "256"]}.items():
+        done = subprocess.run([sys.executable, "script.py", folder, *parts], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    sums = {file.name: json.loads(file.read_text()) for file in tmp_path.glob("*.json")}
+    assert len(sums) == 4 and sums["whole.0.json"] != sums["whole.1.json"] and len(sums["whole.0.json"]) == 4
+    assert all(sums[f"parts.{rank}.json"] == sums[f"whole.{rank}.json"] for rank in (0, 1))
