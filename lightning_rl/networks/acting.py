@@ -298,27 +298,24 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     perceptron = network.perceptron()
     if perceptron is None or not perceptron.encoder.is_vector or type(perceptron.layers) is not nn.Sequential:
         return False
-    modules, module = list(perceptron.layers), torch.nn.modules.module
+    modules, everywhere = list(perceptron.layers), torch.nn.modules.module
+    if not modules or not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
+        return False
+    for layer, activation in zip(modules[::2], [*modules[1::2], None], strict=False):  # loops: this runs in each iteration
+        if type(layer) is not nn.Linear or layer.bias is None or layer.in_features > MAX_WIDTH:
+            return False
+        weight = layer.weight
+        if not weight.is_cpu or weight.dtype is not torch.float32 or (activation is not None and type(activation) not in NUMPY_ACTIVATIONS):
+            return False
     parts = network, network.distribution, network.normalizer, perceptron.encoder, *perceptron.memories
-    return (
-        bool(modules)
-        and isinstance(obs, np.ndarray)
-        and obs.dtype == np.float32
-        and all(
-            type(layer) is nn.Linear
-            and layer.bias is not None
-            and (layer.weight.device.type, layer.weight.dtype) == ("cpu", torch.float32)
-            and layer.in_features <= MAX_WIDTH
-            for layer in modules[::2]
-        )
-        and all(type(activation) in NUMPY_ACTIVATIONS for activation in modules[1::2])
-        and all(type(part).__module__.startswith("lightning_rl.") for part in parts)
-        and not any(
-            vars(part).get("_forward_hooks") or vars(part).get("_forward_pre_hooks") for part in (*parts, perceptron.layers, *modules)
-        )
-        and all(REPLACEABLE.isdisjoint(vars(part)) for part in (*parts, perceptron.layers, *modules))
-        and not (module._global_forward_hooks or module._global_forward_pre_hooks)
-    )
+    for own_part in parts:
+        if not type(own_part).__module__.startswith("lightning_rl."):
+            return False
+    for part in (*parts, perceptron.layers, *modules):
+        own = vars(part)
+        if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or not REPLACEABLE.isdisjoint(own):
+            return False
+    return not (everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
 
 
 def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callable[[np.ndarray], np.ndarray]:
