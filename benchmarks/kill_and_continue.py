@@ -89,7 +89,7 @@ def start(case: str, root: Path, last: bool) -> subprocess.Popen[str]:
 
 def newest(root: Path) -> Path | None:
     """The folder of the newest run."""
-    runs = sorted(root.glob("*/*/version_*"), key=lambda path: int(path.name[8:]))
+    runs = sorted(root.rglob("version_*"), key=lambda path: int(path.name[8:]))
     return runs[-1] if runs else None
 
 
