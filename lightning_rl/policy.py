@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.envs.wrapper_effects import check_saved_statistics
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
-from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
+from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy, copy_network
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
 from lightning_rl.threads import torch_threads
@@ -129,7 +128,7 @@ def load_policy(
     algorithm = choose_behavior(source if isinstance(source, Run) else load_run(source, map_location, env), behavior)
     if env is None and isinstance(algorithm.env, EnvConfig):
         check_saved_statistics(algorithm.env.wrappers)
-    network = deepcopy(algorithm.network) if isinstance(source, Run) else algorithm.network
+    network = copy_network(algorithm.network) if isinstance(source, Run) else algorithm.network
     return Policy(network.to(map_location).eval(), algorithm.spaces)
 
 

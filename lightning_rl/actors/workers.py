@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import dataclass, field
 from operator import itemgetter
 from queue import SimpleQueue
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ProgramEndedError
+from lightning_rl.networks.acting import copy_network
 from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, FailureLimit, WorkerError, error_line
 from lightning_rl.threads import one_thread
 
@@ -172,7 +172,7 @@ class ThreadWorkers(Workers):
 
 def inference_copy(network: nn.Module) -> nn.Module:
     """Return a copy of a network for a worker, on the CPU, without gradients."""
-    return deepcopy(network).cpu().requires_grad_(False)
+    return copy_network(network).cpu().requires_grad_(False)
 
 
 @dataclass

@@ -22,6 +22,7 @@ from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import OrPlain, SettingError, check_choice
+from lightning_rl.networks.acting import structure_of
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.normalization import eval_mode
@@ -65,7 +66,7 @@ RESERVED = {
 
 
 class MarkBuilt(type):
-    """Set `is_built` on an instance when its constructor, also that of a subclass, has returned, and note the attributes it has then."""
+    """Set `built`, the structure of an instance, when its constructor, also that of a subclass, has returned, and note its attributes."""
 
     @property
     def __signature__(cls) -> Signature:  # otherwise that of `__call__`
@@ -74,7 +75,7 @@ class MarkBuilt(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         instance = super().__call__(*args, **kwargs)
-        vars(instance)["is_built"] = True
+        vars(instance)["built"] = structure_of(instance, is_packaged)
         note_attributes(instance)
         return instance
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from copy import deepcopy
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import check_savers, follow_evaluations, forget_reasons
 from lightning_rl.errors import SettingError, check_range, is_interrupt
+from lightning_rl.networks.acting import copy_network
 
 Network = TypeVar("Network", bound=nn.Module)
 REFUSED_CALLBACKS = {
@@ -72,7 +72,7 @@ class TargetNetworkUpdate(pl.Callback):
 
 def make_target(online: Network) -> Network:
     """Return a copy of a network without gradients."""
-    return deepcopy(online).requires_grad_(False)
+    return copy_network(online).requires_grad_(False)
 
 
 BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)

@@ -78,6 +78,7 @@ CONTENT: Rules = {
     "lightning_rl/joint?": TEXT,
     "lightning_rl/parameters?/*": SAMPLER,
     "lightning_rl/attributes?/*": MAPPING,
+    "lightning_rl/changes?/[]": TEXT,
     "lightning_rl/behaviors?": MAPPING,
     "lightning_rl/behaviors?/*/env_steps|updates|episodes": COUNT,
     "lightning_rl/behaviors?/*/spaces": Kind("two spaces of usual shapes", are_spaces),

@@ -4,7 +4,6 @@ Bansal et al. 2018, *Emergent complexity via multi-agent competition* (https://a
 """
 
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from lightning_rl.data.opponents import Script, draw_actions, name_opponent
 from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.networks.acting import PolicyNetwork
+from lightning_rl.networks.acting import PolicyNetwork, copy_network
 from lightning_rl.spaces import JOINT, OWN
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
 
@@ -160,7 +159,7 @@ class Snapshots:
         return self.networks[number]
 
     def _copy(self) -> PolicyNetwork:
-        return deepcopy(self.network).requires_grad_(False).eval()
+        return copy_network(self.network).requires_grad_(False).eval()
 
     def drop(self, playing: Iterable[int]) -> None:
         """Drop snapshots that left the window, except those that are `playing`, and reuse the networks of those that play no more."""

@@ -22,6 +22,8 @@ from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.exporting.formats import FORMATS, PolicyGraph, Run, check_packages
+from lightning_rl.networks.acting import copy_network, list_changes
+from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.policy import Env, Policy, load_run
 from lightning_rl.sharing.agent import is_agent
 from lightning_rl.sharing.hub import is_address
@@ -31,6 +33,7 @@ from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import best_of, stored_name
+from lightning_rl.training.run import Run as LiveRun
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 FORMAT_VERSION = 1
@@ -44,29 +47,32 @@ UNBOUNDED = 1e18
 
 
 def export_policy(
-    ckpt_path: str | Path, out: str | Path | None = None, format: str | None = None, behavior: str | None = None, env: Env | None = None
+    ckpt_path: str | Path | LiveRun,
+    out: str | Path | None = None,
+    format: str | None = None,
+    behavior: str | None = None,
+    env: Env | None = None,
 ) -> Path:
-    """Export a checkpoint's policy to a file, with a description in `<file>.json`. Returns the path of the file.
+    """Export the policy of a checkpoint or an algorithm to a file, with a description in `<file>.json`. Returns the path of the file.
 
     The file is written under a temporary name, and gets its final name only if it does the same as the policy for 1,000 observations (see
     `exporting/export.py`). Otherwise it is deleted, and an existing file of that name stays unchanged.
 
     Args:
-        ckpt_path: as in `load_policy`.
-        out: the file to write; default: next to the checkpoint. Required for an agent on the hub.
+        ckpt_path: as in `load_policy`; an algorithm's policy is exported as it is now.
+        out: the file to write; default: next to the checkpoint. Required for an agent on the hub and for an algorithm.
         format: `onnx`, `torch` (a program of `torch.export`) or `safetensors` (only the weights); default: from the suffix of `out`.
         behavior: which policy, if the run has several.
         env: as in `load_policy`.
 
     Raises:
-        SettingError: no such format, a package is missing, the checkpoint cannot be loaded, the policy cannot be traced, the exported
-            policy differs from the original, or the file cannot be saved.
+        SettingError: no such format, a package is missing, the checkpoint cannot be loaded or does not hold all of the policy, the policy
+            cannot be traced, the exported policy differs from the original, or the file cannot be saved.
     """
-    if not isinstance(ckpt_path, str | Path):
-        raise SettingError(f"ckpt_path must be a checkpoint or the folder of a run, got a {type(ckpt_path).__name__}; save it first")
-    if out is None and is_address(ckpt_path):
-        raise SettingError(f"{ckpt_path} is not a run on this machine: name a file to write, out")
-    ckpt_path = best_of(ckpt_path)
+    if out is None and (isinstance(ckpt_path, LiveRun) or is_address(ckpt_path)):
+        name = type(ckpt_path).__name__ if isinstance(ckpt_path, LiveRun) else ckpt_path
+        raise SettingError(f"{name} is not a run on this machine: name a file to write, out")
+    file = None if isinstance(ckpt_path, LiveRun) else best_of(ckpt_path)
     suffixes = {each.suffix: name for name, each in FORMATS.items()}
     if format is None:
         suffix = ".onnx" if out is None else Path(out).suffix
@@ -74,9 +80,11 @@ def export_policy(
             raise SettingError(f"out {Path(out or '').name!r} does not imply a format; give one, or a suffix {', '.join(suffixes)}")
         format = suffixes[suffix]
     check_choice("format", format, FORMATS)
-    stem = ckpt_path.stem if behavior is None else f"{ckpt_path.stem}.{behavior}"
-    path = ckpt_path.parent / f"{stem}{FORMATS[format].suffix}" if out is None else Path(out)
-    is_source = path.exists() and ckpt_path.exists() and path.samefile(ckpt_path)
+    if out is None and file is not None:
+        path = file.with_name(f"{file.stem}{'' if behavior is None else f'.{behavior}'}{FORMATS[format].suffix}")
+    else:
+        path = Path(out or "")
+    is_source = file is not None and path.exists() and file.exists() and path.samefile(file)
     kinds = {"a folder": path.is_dir(), "a checkpoint": path.suffix == ".ckpt", "the source itself": is_source, "an agent": is_agent(path)}
     what = next((kind for kind, found in kinds.items() if found), None)
     if what is not None:
@@ -88,15 +96,25 @@ def export_policy(
     if not path.parent.is_dir():
         raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
-    run = load_run(ckpt_path, env=env)
-    with torch_threads(1):
-        write_checked(path, format, choose_behavior(run, behavior), run.env, describe_source(ckpt_path))
+    run = ckpt_path if isinstance(ckpt_path, LiveRun) else load_run(ckpt_path, env=env)
+    if run.lost_changes:
+        what = f"this checkpoint does not hold what had been changed in its policy: {list_changes(run.lost_changes)}"
+        raise SettingError(f"{what}; export the algorithm itself, lrl.export_policy(algorithm, {path.name!r})")
+    if format == "safetensors" and (changes := [*run.changes.values()]):
+        raise SettingError(f"format safetensors holds only weights, not {list_changes(changes)}; use onnx or torch")
+    algorithm, source = choose_behavior(run, behavior), None if file is None else describe_source(file)
+    with torch_threads(1), eval_mode(algorithm.network):
+        write_checked(path, format, algorithm, run.env, source)
     return path
 
 
-def write_checked(path: Path, format: str, algorithm: LearningRun, env: object, source: Plain) -> None:
-    """Write a file and its description if the file does what the policy does; `env`: that of the algorithm's run."""
-    policy, kind = Policy(algorithm.network.eval(), algorithm.spaces), FORMATS[format]
+def write_checked(path: Path, format: str, algorithm: LearningRun, env: object, source: Plain | None) -> None:
+    """Write a file and its description if the file does what the policy does, which is in evaluation mode.
+
+    `env`: that of the algorithm's run. `source`: the description of the file that was loaded, if any.
+    """
+    network, kind = algorithm.network, FORMATS[format]
+    policy = Policy(network if algorithm.device.type == "cpu" else copy_network(network).cpu().eval(), algorithm.spaces)
     with one_line_errors(f"this policy cannot be written as {format}"):
         graph = PolicyGraph(policy.network, policy.spaces)
         description = describe(algorithm, graph, env, format, source)
@@ -244,7 +262,7 @@ def describe_source(ckpt_path: Path) -> Plain:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def describe(algorithm: LearningRun, graph: PolicyGraph, env: object, format: str, source: Plain) -> Plain:
+def describe(algorithm: LearningRun, graph: PolicyGraph, env: object, format: str, source: Plain | None) -> Plain:
     """Describe a policy's inputs, outputs and origin as plain data, with nothing about the machine."""
     spaces = graph.spaces
     named = env if isinstance(env, EnvConfig) else None

@@ -44,7 +44,7 @@ class PolicyGraph(nn.Module):
 
     def __init__(self, network: PolicyNetwork | VisiblePolicy, spaces: Spaces) -> None:
         super().__init__()
-        self.network, self.spaces, self.masked = network.eval(), spaces, spaces.masked
+        self.network, self.spaces, self.masked = network, spaces, spaces.masked
         self.stored, self.memory = allocate(spaces.observation, 1), tree_to_numpy(network.initial_memory(1))
         leaves = [leaf.name for leaf in observation_leaves(spaces.observation)]
         states = [f"memory.{i}" for i in range(len(tree_leaves(self.memory)))]

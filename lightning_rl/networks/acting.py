@@ -1,9 +1,13 @@
 """Acting: the interface of policy networks, and actors that evaluate them cheaply during rollouts."""
 
-from collections.abc import Callable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from copy import deepcopy
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+import cloudpickle
 import numpy as np
 import torch
 from gymnasium.spaces import Space
@@ -11,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import masked
+from lightning_rl.errors import SettingError
 from lightning_rl.networks.encoders import OwnEncoder, TreeEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer, RunningMeanStd
@@ -331,3 +336,86 @@ def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callab
 def reset_memory(memory: Tree, episode_start: np.ndarray) -> Tree:
     """Return a memory of arrays with zeros where an episode starts, even if it contained NaN."""
     return tree_map(lambda leaf: np.where(episode_start[:, None], np.float32(0), leaf), memory)
+
+
+# ---------------------------------------------------------------- what a user changes in a network
+
+Structure = Mapping[str, object]
+Module = TypeVar("Module", bound=nn.Module)
+FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
+"""Attributes of every module."""
+OF_RUNS = {"epsilon", "by_batch"}
+"""Attributes that algorithms change themselves."""
+
+
+def structure_of(root: nn.Module) -> Structure:
+    """Return what weights and buffers leave out of a module, by name: classes, hooks, functions and plain attributes of its parts.
+
+    Of the root itself, which may be a run, only hooks and replaced methods are read. A part that is used twice is its first name.
+    """
+    found: dict[str, object] = {}
+    names: dict[int, str] = {}
+    for name, part in root.named_modules(remove_duplicate=False):
+        if (first := names.setdefault(id(part), name)) != name:
+            found[name] = f"the same as {first}"
+            continue
+        own, dot = vars(part), "." if name else ""
+        if name:
+            found[name] = type(part)
+            found |= {f"{name}.{key}": "parameter" for key, value in part._parameters.items() if value is not None}
+        for key in own.keys() - OF_TORCH - OF_RUNS:
+            value = own[key]
+            if isinstance(value, FUNCTIONS) or (name and is_plain(value)):
+                found[f"{name}{dot}{key}"] = value
+        if hooks := tuple(hook for kind in HOOKS for hook in own[kind].values()):
+            found[f"hooks of {name or 'the algorithm'}"] = hooks
+    return found
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is a number, a text or None, or a sequence of such."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def changes_of(before: Structure, now: Structure) -> dict[str, str]:
+    """Return a text for each difference of two structures by its place; a part of another class stands for all that is in it."""
+    found: dict[str, str] = {}
+    for place in [*now, *(place for place in before if place not in now)]:
+        old, new = before.get(place, ADDED), now.get(place, ADDED)
+        part = place.removeprefix("hooks of ")
+        if new is old or new == old or any(f"{part}.".startswith(f"{other}.") for other in found):
+            continue
+        ways = {"replaced": isinstance(new, FUNCTIONS), "added": old is ADDED, "removed": new is ADDED}
+        way = next((way for way, holds in ways.items() if holds), f"{show(new)} for {show(old)}")
+        found[place] = place if place.startswith("hooks of ") else f"{place} ({way})"
+    return found
+
+
+ADDED = object()
+"""Stands for what a structure lacks."""
+
+
+def show(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else str(value)
+
+
+def list_changes(changes: Sequence[str]) -> str:
+    """Return changes as words of a sentence, the first three of many."""
+    more = len(changes) - 3
+    return ", ".join([*changes[:3], *([f"{more} more"] if more > 0 else [])])
+
+
+def copy_network(network: Module) -> Module:
+    """Return a copy of a network that shares nothing with it.
+
+    Functions of a user's own may refer to the network that they were written for: they are copied with it.
+    """
+    own = any(not (isinstance(value, type) or is_plain(value)) for value in structure_of(network).values())
+    try:
+        return pickle.loads(cloudpickle.dumps(network)) if own else deepcopy(network)
+    except Exception as error:  # of a user's function
+        raise SettingError(f"the policy cannot be copied: {type(error).__name__}: {error}") from error

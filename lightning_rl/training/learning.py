@@ -156,7 +156,7 @@ class LearningRun(Run):
         return [] if config is None else [SelfPlay(config, Snapshots(self.network, config.window), self.behavior)]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "is_built" in vars(self) and name in self.hparams:
+        if "built" in vars(self) and name in self.hparams:
             value = change_setting(self, name, value)
         super().__setattr__(name, value)
 

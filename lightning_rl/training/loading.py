@@ -6,7 +6,7 @@ import importlib
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +30,7 @@ from lightning_rl.envs.agents.copies import is_packaged, is_path
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_path, nearest
+from lightning_rl.networks.acting import list_changes
 from lightning_rl.setting_names import suggest_algorithm
 from lightning_rl.sharing.agent import agent_of, is_agent, read_agent
 from lightning_rl.sharing.hub import download, is_address
@@ -86,7 +87,7 @@ def load(
             raise SettingError(f"map_location {str(map_location)!r}: {str(error).splitlines()[0]}") from error
     checkpoint = _read_zip(path, overrides.get("env")) if is_zip(path) else read_checkpoint(path, map_location)
     own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
-    name = own["algorithm"]
+    name, changes = own["algorithm"], own.get("changes", ())
     cls = algorithm_class(name, base)
     if not issubclass(cls, wanted):
         raise SettingError(f"ckpt_path {shown(path)} holds {name}, not {wanted.__name__}; load it with {name}.load_from_checkpoint")
@@ -102,10 +103,10 @@ def load(
         with limited_weights(checkpoint["state_dict"], path):
             sketch = _sketch(cls, settings)
             if sketch is not None:
-                check_weights(checkpoint["state_dict"], sketch, path)
+                check_weights(checkpoint["state_dict"], sketch, path, changes)
             algorithm = cls(**settings)
             algorithm.configure_model()
-        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
+        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path, changes)
         algorithm.load_state_dict(checkpoint["state_dict"])
         algorithm.on_load_checkpoint(checkpoint)
     except BROKEN as error:
@@ -243,7 +244,7 @@ def check_fits(algorithm: Resumable, path: str | Path) -> int:
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     algorithm.configure_model()  # Lightning allows repeated calls
     try:
-        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path)
+        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path, own.get("changes", ()))
     except SettingError as error:
         found = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
         changed = [name for name in found if name != f"max_{algorithm.counter}"]  # the length of a run may change
@@ -351,14 +352,18 @@ def check_spaces(env: EnvConfig, stored: Spaces, path: str | Path) -> None:
         raise SettingError(f"{shown(path)} was trained with other observations or actions than {env.name} has")
 
 
-def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path) -> None:
-    """Raise `SettingError` unless a file's weights match a model's in names, shapes and dtypes, and are finite."""
+def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path, changes: Sequence[str] = ()) -> None:
+    """Raise `SettingError` unless a file's weights match a model's in names, shapes and dtypes, and are finite.
+
+    `changes`: those to the networks that the file's algorithm had, which may be why they do not match.
+    """
+    way_out = f"these had been changed: {list_changes(changes)}" if changes else "use the same settings"
     for name in sorted(stored.keys() | own.keys()):
         reason = _misfit(stored.get(name), own.get(name))
         if reason is None and stored[name].dtype != own[name].dtype:
             reason = f"it is {stored[name].dtype} in the checkpoint, {own[name].dtype} here"
         if reason is not None:
-            raise SettingError(f"ckpt_path {shown(path)} does not fit the model: {name}: {reason}; use the same settings")
+            raise SettingError(f"ckpt_path {shown(path)} does not fit the model: {name}: {reason}; {way_out}")
 
 
 def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from lightning_rl.envs.config import EnvConfig, EnvSource, changed_task
 from lightning_rl.envs.lessons import PlainSampler, as_parameter, change_parameter
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
-from lightning_rl.networks.acting import PolicyNetwork
+from lightning_rl.networks.acting import PolicyNetwork, Structure, changes_of, list_changes, structure_of
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
 from lightning_rl.training.hooks import HookedModule, has_kind
@@ -54,6 +55,8 @@ class Run(HookedModule):
     spaces: Spaces
     """Observation and action space of one environment."""
     log_interval: int | None
+    built: Structure
+    """The structure of an algorithm's networks when its constructor had returned."""
     behavior = ""
     """The name of its behavior, if it is one of several algorithms that learn together."""
     if TYPE_CHECKING:
@@ -81,6 +84,10 @@ class Run(HookedModule):
         """What `set_parameter` has set: numbers or samplers, by the parameter's name."""
         self.unsaved: set[str] = set()
         """Attributes of users of which a line has said that checkpoints do not hold them."""
+        self.named_changes: set[str] = set()
+        """The places of changes to its networks that were reported already."""
+        self.lost_changes: list[str] = []
+        """Changes to the networks of the checkpoint that was loaded, which it does not hold and this run does not have."""
         self.saves_run = True
         """Whether checkpoints contain the state of the run, and not only weights and optimizers."""
 
@@ -472,6 +479,12 @@ class Run(HookedModule):
             self.say(f"checkpoints do not hold {name} ({unsaved[name]}): make it plain data or a buffer, or use on_save_checkpoint")
         self.unsaved |= unsaved.keys()
         own = {**self.describe(), **counts, "parameters": dict(self.parameter_values), "ranks": ranks, "attributes": to_plain(attributes)}
+        changes = self.changes
+        own |= {"changes": [*changes.values()]} if changes else {}
+        if new := [text for place, text in changes.items() if place not in self.named_changes]:
+            what = f"checkpoints do not hold what was changed after {type(self).__name__} was built: {list_changes(new)}"
+            self.say(f"{what}; change it in the constructor of a subclass, or again after loading")
+            self.named_changes |= changes.keys()
         checkpoint["lightning_rl"] = {"format_version": self.format_version, **own}
 
     def load_run(self, checkpoint: Checkpoint) -> None:
@@ -486,6 +499,20 @@ class Run(HookedModule):
         self.changed_task = changed if self.has_trainer else []
         if lost := write_attributes(self, to_arrays(state.get("attributes", {}))):
             self.say(f"not restored from the checkpoint, as they are not there any more: {', '.join(lost)}")
+        ours = self.changes.values()
+        self.lost_changes = [text for text in state.get("changes", ()) if text not in ours]
+        if self.lost_changes:
+            what = f"the checkpoint does not hold what had been changed in its networks: {list_changes(self.lost_changes)}"
+            (self.say if self.has_trainer else warnings.warn)(f"{what}; change it again, or results differ")
+
+    @property
+    def changes(self) -> dict[str, str]:
+        """Return what was changed in its networks after they were built, by place; checkpoints do not hold it."""
+        found = {}
+        for each in self.parts:
+            for place, text in changes_of(each.built, structure_of(each)).items() if "built" in vars(each) else ():
+                found[f"{each.behavior}/{place}"] = f"{each.behavior}: {text}" if each.behavior else text
+        return found
 
     def _states_of_ranks(self) -> list[State]:
         """Return the states of all ranks as plain data, on every rank."""

@@ -1,0 +1,129 @@
+"""What a user changes in an algorithm's network after it is built counts in each place that uses the network, or one line names it.
+
+Acting, learning and evaluations of single networks are in `test_changed_networks.py`; here are copies, files, and other processes.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+import lightning_rl as lrl
+from tests.fitting import REPLAY, fit
+from tests.own_code.test_changed_networks import CHANGES, last, layers
+
+ALGORITHMS = {
+    "actor-critic": lambda: lrl.PPO("CartPole-v1", net_arch=[8, 8], n_steps=8, batch_size=8, max_env_steps=16, normalize_obs="running"),
+    "separate critic": lambda: lrl.PPO("Pendulum-v1", net_arch=[8], n_steps=8, batch_size=8, max_env_steps=16),
+    "q network": lambda: lrl.DQN("CartPole-v1", net_arch=[8, 8], max_env_steps=32, **REPLAY),
+    "actor": lambda: lrl.SAC("Pendulum-v1", net_arch=[8, 8], max_env_steps=32, **REPLAY),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode")
+FAST = {"hook of the last layer", "another known activation"}
+IN_WEIGHTS = {"another layer", "weights in place", "weights by data", "weights by vector", "weights by assignment"}
+"""Changes that are nothing but other weights, which every file holds."""
+OF_ALL = "a hook of all modules"
+"""Not in a network, but in torch: it acts in this process, whatever is loaded."""
+
+
+@pytest.fixture(autouse=True)
+def no_global_hooks():
+    before = dict(nn.modules.module._global_forward_hooks)
+    yield
+    for number in set(nn.modules.module._global_forward_hooks) - set(before):
+        del nn.modules.module._global_forward_hooks[number]
+
+
+def build(name):
+    torch.manual_seed(0)
+    algorithm = ALGORITHMS[name]()
+    for parameter in algorithm.network.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return algorithm
+
+
+def inputs(algorithm):
+    return np.random.default_rng(0).uniform(-1, 1, (50, *algorithm.spaces.observation.shape)).astype(np.float32)
+
+
+def acts(policy, obs):
+    """Actions of a policy or an algorithm; for choices their scores, which differ where choices may not."""
+    network = policy.network
+    with torch.no_grad(), lrl.networks.normalization.eval_mode(network):
+        return network.policy(torch.from_numpy(obs), (), None)[0].numpy()
+
+
+def cases(changes, fast=FAST):
+    """Each change in each algorithm; all but a few in the thorough suite."""
+    return [
+        pytest.param(name, change, marks=() if change in fast and name in ("actor-critic", "actor") else pytest.mark.thorough, id=f"{change}-{name}")
+        for name in ALGORITHMS
+        for change in changes
+    ]
+
+
+def save(algorithm, path):
+    """Save without a run, whose updates would be most of the time of a test."""
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.strategy.connect(algorithm)
+    trainer.save_checkpoint(path)
+    return path
+
+
+@pytest.mark.parametrize(("name", "change"), cases(CHANGES))
+def test_a_copy_of_the_policy_acts_as_the_changed_network_and_does_not_learn_with_it(name, change):
+    algorithm = build(name)
+    CHANGES[change](algorithm.network)
+    obs = inputs(algorithm)
+    policy, expected = lrl.load_policy(algorithm), acts(algorithm, obs)
+    if change != OF_ALL:  # the hook of this test asks for one layer
+        np.testing.assert_array_equal(acts(policy, obs), expected)
+    with torch.no_grad():
+        for parameter in algorithm.network.parameters():
+            parameter.add_(1)
+    if change != OF_ALL:
+        np.testing.assert_array_equal(acts(policy, obs), expected)
+
+
+@pytest.mark.parametrize(("name", "change"), cases(CHANGES))
+def test_a_checkpoint_holds_a_change_or_it_is_named_when_it_is_saved_and_when_it_is_loaded(name, change, tmp_path, capsys):
+    algorithm = build(name)
+    CHANGES[change](algorithm.network)
+    path = save(algorithm, tmp_path / "a.ckpt")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "checkpoints do not hold" in line]
+    obs, changed = inputs(algorithm), [*algorithm.changes.values()]
+    assert len(lines) == bool(changed) and all(text in lines[0] for text in changed[:3])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            policy = lrl.load_policy(path)
+        except lrl.SettingError as error:  # of other weights than the settings ask for
+            assert changed and "these had been changed: " + ", ".join(changed[:3]) in str(error)
+            return
+    said = [str(each.message) for each in caught if "had been changed" in str(each.message)]
+    if change == OF_ALL:
+        return
+    if not changed:
+        assert change in IN_WEIGHTS and not said
+        np.testing.assert_array_equal(acts(policy, obs), acts(algorithm, obs))
+    else:
+        assert len(said) == 1 and all(text in said[0] for text in changed[:3])
+
+
+@pytest.mark.parametrize(("name", "change"), cases(CHANGES))
+def test_the_export_of_a_changed_algorithm_acts_as_it_does(name, change, tmp_path):
+    algorithm = build(name)
+    CHANGES[change](algorithm.network)
+    obs, named = inputs(algorithm), [*algorithm.changes.values()]
+    file = lrl.export_policy(algorithm, tmp_path / "policy.pt2")  # which compares it with the algorithm
+    (action,) = torch.export.load(file).module()(torch.from_numpy(obs))
+    expected = lrl.Policy(algorithm.network, algorithm.spaces).act(obs)[0]
+    np.testing.assert_allclose(action.numpy(), expected, atol=1e-5)
+    if named:
+        with pytest.raises(lrl.SettingError, match="^format safetensors holds only weights, not "):
+            lrl.export_policy(algorithm, tmp_path / "policy.safetensors")
