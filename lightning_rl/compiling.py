@@ -3,7 +3,7 @@
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Protocol
@@ -71,9 +71,9 @@ class CompiledLoss:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.name, self.loss, self.optimizer, self.scaler, self.say = name, loss, optimizer, scaler, say
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Prepare to compile for the optimizer's current parameters."""
         self.parameters = parameters_of(self.optimizer)
         loss, parameters = self.loss, self.parameters
@@ -94,10 +94,11 @@ class CompiledLoss:
 
     def __call__(self, *batch: Tree, **named: Tree) -> Tree:
         """Compute the loss. Raises `SettingError`: it cannot be compiled."""
-        if self.compute is None or not torch.is_grad_enabled():
+        module = torch.nn.modules.module
+        if self.compute is None or not torch.is_grad_enabled() or module._global_forward_hooks or module._global_forward_pre_hooks:
             return self.loss(*batch, **named)
         if list(map(id, parameters_of(self.optimizer))) != list(map(id, self.parameters)):  # one was added or frozen
-            self._begin()
+            self.begin()
         device = self.parameters[0].device if self.graphs else None
         scale = torch.full((), self.scaler.get_scale(), device=device) if self.scaler.is_enabled() else None
         try:
@@ -118,6 +119,13 @@ class CompiledLoss:
 
 class GraphOutsideError(Exception):
     """An input of a compiled loss requires a gradient, which the compiled function does not compute."""
+
+
+def compile_again(losses: Mapping[str, CompiledLoss]) -> None:
+    """Forget what was compiled; torch compiles the hooks of modules into it, and does not notice when they change."""
+    torch.compiler.reset()
+    for loss in losses.values():
+        loss.begin()
 
 
 def as_input(leaf: object, device: torch.device | None = None) -> Tree:

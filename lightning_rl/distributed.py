@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
@@ -79,6 +79,17 @@ def of_all_ranks(thing: T) -> list[T]:
     if len(things) > 1:
         torch.distributed.all_gather_object(things, thing)
     return things
+
+
+@torch.no_grad()
+def share_buffers(root: nn.Module) -> None:
+    """Give all ranks the buffers of rank 0, as torch's DDP does, except those of this package's modules, which are equal."""
+    for part in root.modules():
+        if not type(part).__module__.startswith("lightning_rl."):
+            for buffer in part.buffers(recurse=False):
+                shared = buffer.contiguous()
+                torch.distributed.broadcast(shared, 0)
+                buffer.copy_(shared)
 
 
 SUMMED = ("rollout/replaced_steps",)

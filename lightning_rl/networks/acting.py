@@ -1,7 +1,7 @@
 """Acting: the interface of policy networks, and actors that evaluate them cheaply during rollouts."""
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -97,6 +97,20 @@ class PolicyNetwork(nn.Module):
     def perceptron(self) -> Perceptron | None:
         """Return the layers from normalized observations to the distribution's input; None if the network is not a `Perceptron`."""
         return None
+
+    def check_methods(self) -> None:
+        """Raise `SettingError` if a user's own method would count in acting but not in learning, or the other way round.
+
+        Losses read `forward` of a network that has it, and actions come from `policy`, which calls `forward` unless there is a memory.
+        """
+        if type(self).forward is nn.Module.forward:
+            return
+        classes = type(self).__mro__
+        policy, forward = (-1 if n in vars(self) else [n in vars(each) for each in classes].index(True) for n in ("policy", "forward"))
+        if policy < forward:
+            raise SettingError(f"{classes[0].__name__}.policy is replaced, but losses read forward, which it calls: replace that instead")
+        if forward < policy and not isinstance(self.memory, NoMemory):
+            raise SettingError(f"{classes[0].__name__}.forward is replaced, but with a memory actions come from policy: replace both")
 
     if TYPE_CHECKING:  # networks of off-policy algorithms have neither
 
@@ -369,9 +383,14 @@ def structure_of(root: nn.Module) -> Structure:
             value = own[key]
             if isinstance(value, FUNCTIONS) or (name and is_plain(value)):
                 found[f"{name}{dot}{key}"] = value
-        if hooks := tuple(hook for kind in HOOKS for hook in own[kind].values()):
+        if hooks := tuple(hooks_of([part])):
             found[f"hooks of {name or 'the algorithm'}"] = hooks
     return found
+
+
+def hooks_of(parts: Iterable[nn.Module]) -> list[object]:
+    """Return the hooks of modules that change what they compute."""
+    return [hook for part in parts for kind in HOOKS for hook in vars(part)[kind].values()]
 
 
 def is_plain(value: object) -> bool:

@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, UNUSED_LOOPS, gradient_hooks, overrides
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import must_stop
-from lightning_rl.compiling import CompiledLoss, compiled_losses
+from lightning_rl.compiling import CompiledLoss, compile_again, compiled_losses
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import SampledDataset
 from lightning_rl.data.episodes import Finished
 from lightning_rl.data.replay.sampling import sequence_errors
 from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
-from lightning_rl.distributed import mean_over_ranks
+from lightning_rl.distributed import mean_over_ranks, share_buffers
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import PolicyNetwork
+from lightning_rl.networks.acting import PolicyNetwork, hooks_of
 from lightning_rl.networks.memory import Memory
 from lightning_rl.networks.normalization import NoNormalizer
 from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, describe_unlearned, first_rate, gradient_step
@@ -276,6 +276,8 @@ class LearningRun(Run):
         assert self.collector is not None
         trainer = self.trainer
         self.counted_rows = 0
+        if isinstance(self.network, PolicyNetwork):  # not a module of a user's own
+            self.network.check_methods()
         self.unread_steps.clear()
         for learner in self.side_learners:
             if learner.learns and self.num_optimizers is None:
@@ -302,6 +304,7 @@ class LearningRun(Run):
         self.matmul_before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(best_matmul(self.modules(), self.device))
         self.compiled = {name: loss for name, loss in compiled_losses(self).items() if name not in vars(self)}  # unless user-replaced
+        self.compiled_hooks = hooks_of(self.modules())
         vars(self).update(self.compiled)  # replaces the methods
         self.noise = self.generator if self.device.type == "cpu" else Generator(self.device).manual_seed(self.seed)
 
@@ -314,6 +317,9 @@ class LearningRun(Run):
             self.network.normalizer.update(self.collector.random_steps(steps, stop))
 
     def schedule(self, progress: float) -> None:
+        if self.compiled and self.compiled_hooks != (hooks := hooks_of(self.modules())):
+            self.compiled_hooks = hooks
+            compile_again(self.compiled)
         for name, schedule in self.schedules.items():
             vars(self)[name] = schedule(progress)
         theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler sets their rates
@@ -331,6 +337,8 @@ class LearningRun(Run):
         if not isinstance(self.network.normalizer, NoNormalizer):
             rollout = self.collector.rollout()
             self.network.normalizer.gather(rollout.obs, rollout.valid)
+        if self.trainer.world_size > 1:
+            share_buffers(self)
         self.guard.end_iteration()
 
     def learning_metrics(self) -> dict[str, float]:
