@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_rl.actors.workers import Answer, Call, RemoteWorker, RemoteWorkers
+from lightning_rl.actors.workers import Answer, Call, RemoteWorker, RemoteWorkers, set_weights, weights_of
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import Child, WorkerError, close_at_exit, close_children
 from lightning_rl.startup import RAN_THE_PROGRAM, UNGUARDED, leave_the_program
@@ -55,6 +55,7 @@ class ProcessWorkers(RemoteWorkers):
         close_at_exit(self)
 
     def publish(self, version: int) -> None:
+        super().publish(version)
         self.weights.write(self.network, version)
 
     def close(self) -> None:
@@ -112,7 +113,7 @@ class SharedWeights:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        state = network.state_dict()
+        state = weights_of(network)
         size = sum(tensor.nbytes for tensor in state.values())
         if not _has_room(size):
             raise SettingError(f"{FOLDER} has no room for a network of {size / 1e6:,.0f} MB; enlarge it (docker run --shm-size)")
@@ -123,18 +124,16 @@ class SharedWeights:
     def write(self, network: nn.Module, version: int) -> None:
         """Publish a network's weights."""
         self.begun.fill_(version)
-        for key, tensor in network.state_dict().items():
-            self.weights[key].copy_(tensor)
+        for key, tensor in weights_of(network).items():
+            if key in self.weights:
+                self.weights[key].copy_(tensor)
         self.done.fill_(version)
 
-    @torch.no_grad()
     def read(self, network: nn.Module) -> int:
         """Copy the newest weights into a network; return their version."""
-        state = network.state_dict()
         while True:
             version = int(self.done)
-            for key, tensor in self.weights.items():
-                state[key].copy_(tensor)
+            set_weights(network, self.weights)
             if int(self.begun) == version:
                 return version
             time.sleep(1e-4)

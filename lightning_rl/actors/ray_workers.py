@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 from torch import nn
 
-from lightning_rl.actors.workers import Answer, Build, Call, RemoteWorker, RemoteWorkers
+from lightning_rl.actors.workers import Answer, Build, Call, RemoteWorker, RemoteWorkers, set_weights, weights_of
 from lightning_rl.errors import RunStoppedError, SettingError, missing_extra
 from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, WorkerError
 from lightning_rl.startup import restoring_signal_handlers
@@ -33,7 +33,7 @@ class RayWorker:
 
         def update_weights(network: nn.Module) -> int:
             if version != self.version:
-                network.load_state_dict(tree_to_torch({name: array.copy() for name, array in weights.items()}))
+                set_weights(network, tree_to_torch({name: array.copy() for name, array in weights.items()}))
                 self.version = version
             return version
 
@@ -76,7 +76,8 @@ class RayWorkers(RemoteWorkers):
         self.publish(0)
 
     def publish(self, version: int) -> None:
-        self.version, self.weights = version, self.ray.put(tree_to_numpy(dict(self.network.state_dict())))
+        super().publish(version)
+        self.version, self.weights = version, self.ray.put(tree_to_numpy(weights_of(self.network)))
 
     def close(self) -> None:
         while self.workers:

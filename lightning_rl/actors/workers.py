@@ -6,7 +6,7 @@ import traceback
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.errors import ProgramEndedError
-from lightning_rl.networks.acting import copy_network
+from lightning_rl.errors import ProgramEndedError, SettingError
+from lightning_rl.networks.acting import Structure, changes_of, copy_network, list_changes, structure_of
 from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, FailureLimit, WorkerError, error_line
 from lightning_rl.threads import one_thread
 
@@ -53,10 +53,21 @@ class Workers(ABC):
     def __init__(self, num: int, network: nn.Module) -> None:
         self.num, self.network = num, network
         self.restarts, self.notices = 0, list[str]()
+        self.copied, self.reported = self._structure(), set[str]()
 
     @abstractmethod
     def publish(self, version: int) -> None:
-        """Let calls that begin from now on use the network's current weights, with this version number."""
+        """Let calls that begin from now on use the network's current weights, with this version number.
+
+        What else was changed in the network since workers got their copies is reported in a notice.
+        """
+        changes = changes_of(self.copied, self._structure())
+        if new := [text for place, text in changes.items() if place not in self.reported]:
+            self.notices.append(f"actors act without what was changed after they started: {list_changes(new)}; change it before fit")
+            self.reported |= changes.keys()
+
+    def _structure(self) -> Structure:
+        return structure_of(nn.ModuleDict({"network": self.network}))
 
     @abstractmethod
     def call(self, worker: int, method: str, *arguments: object) -> None:
@@ -144,8 +155,9 @@ class ThreadWorkers(Workers):
         self.publish(0)
 
     def publish(self, version: int) -> None:
+        super().publish(version)
         self.version = version
-        self.weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.network.state_dict().items()}
+        self.weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights_of(self.network).items()}
 
     def call(self, worker: int, method: str, *arguments: object) -> None:
         answer = self.threads[worker].submit(self._answer, worker, self.version, self.weights, method, arguments)
@@ -163,16 +175,27 @@ class ThreadWorkers(Workers):
             thread.shutdown(cancel_futures=True)
         close_all(self.workers)
 
-    @torch.no_grad()
     def _answer(self, worker: int, version: int, weights: dict[str, Tensor], method: str, arguments: tuple[object, ...]) -> Answer:
-        for name, tensor in self.copies[worker].state_dict().items():
-            tensor.copy_(weights[name])  # in place, as actors may have views of it
+        set_weights(self.copies[worker], weights)
         return make_answer(worker, self.workers[worker], version, method, arguments)
 
 
 def inference_copy(network: nn.Module) -> nn.Module:
     """Return a copy of a network for a worker, on the CPU, without gradients."""
     return copy_network(network).cpu().requires_grad_(False)
+
+
+def weights_of(network: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a network by name, also the buffers that its checkpoints leave out."""
+    return {**network.state_dict(), **dict(network.named_buffers())}
+
+
+@torch.no_grad()
+def set_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights into a network in place, since actors may have views of its own."""
+    for name, tensor in weights_of(network).items():
+        if name in weights:  # another kind of layer may be there by now
+            tensor.copy_(weights[name])
 
 
 @dataclass
@@ -249,7 +272,12 @@ class RemoteWorkers(Workers):
         return bool(workers)
 
     def _start_worker(self, i: int) -> None:
-        self._start(i, len(self.failures.times[i]), cloudpickle.dumps((self.build, inference_copy(self.network))))
+        copied = inference_copy(self.network)
+        try:
+            made_of = cloudpickle.dumps((self.build, copied))
+        except Exception as error:  # of a user's class or function, or of a part of torch that cannot be sent
+            raise SettingError(f"the policy or its environment cannot be sent to actors: {error_line(error)}") from error
+        self._start(i, len(self.failures.times[i]), made_of)
         self.deadlines[i] = time.monotonic() + max(self.timeout, START_TIMEOUT)
 
     def _restart(self, i: int, reason: str) -> None:

@@ -431,10 +431,12 @@ def list_changes(changes: Sequence[str]) -> str:
 def copy_network(network: Module) -> Module:
     """Return a copy of a network that shares nothing with it.
 
-    Functions of a user's own may refer to the network that they were written for: they are copied with it.
+    A function of a user's own may refer to the network that it was written for, which is then copied with it.
     """
-    own = any(not (isinstance(value, type) or is_plain(value)) for value in structure_of(network).values())
+    values = structure_of(network).values()
+    functions = [getattr(each, "__func__", each) for value in values for each in (value if isinstance(value, tuple) else (value,))]
+    refers = any(getattr(function, "__closure__", None) for function in functions)
     try:
-        return pickle.loads(cloudpickle.dumps(network)) if own else deepcopy(network)
+        return pickle.loads(cloudpickle.dumps(network)) if refers else deepcopy(network)
     except Exception as error:  # of a user's function
-        raise SettingError(f"the policy cannot be copied: {type(error).__name__}: {error}") from error
+        raise SettingError(f"the policy cannot be copied: {type(error).__name__}: {str(error).splitlines()[0]}") from error

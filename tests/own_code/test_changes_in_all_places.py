@@ -6,6 +6,7 @@ Acting, learning and evaluations of single networks are in `test_changed_network
 from __future__ import annotations
 
 import warnings
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -15,9 +16,11 @@ import torch
 from torch import nn
 
 import lightning_rl as lrl
+from lightning_rl.actors.processes import ProcessWorkers
+from lightning_rl.actors.workers import ThreadWorkers
 from lightning_rl.networks.normalization import eval_mode
 from tests.fitting import REPLAY, fit, weights
-from tests.own_code.test_changed_networks import CHANGES
+from tests.own_code.test_changed_networks import CHANGES, last, replace_last
 
 ALGORITHMS = {
     "actor-critic": partial(lrl.PPO, "CartPole-v1", net_arch=[8, 8], n_steps=8, batch_size=8, normalize_obs="running"),
@@ -170,3 +173,91 @@ def test_hooks_that_are_added_in_a_run_count_in_compiled_losses_from_the_next_it
         return weights(algorithm)
 
     torch.testing.assert_close(learned(True), learned(False), atol=1e-5, rtol=1e-4)
+
+
+class Answers:
+    """A worker that returns the outputs of a network, one of several."""
+
+    def __init__(self, index, restarts, networks):
+        self.networks = networks
+
+    @torch.no_grad()
+    def outputs(self, number, obs):
+        return self.networks[number].eval().policy(obs, (), None)[0].numpy()
+
+    def close(self):
+        pass
+
+
+PARAMETRIZED = {"weight norm", "orthogonal weights"}
+"""torch refuses to pickle these."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [ThreadWorkers, ProcessWorkers])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_actors_act_as_the_network_that_was_changed_before_they_start_and_with_its_newest_weights(name, kind):
+    changed = [change for change in CHANGES if change != OF_ALL and change not in PARAMETRIZED]
+    networks = nn.ModuleList(build(name).network for _ in changed)
+    for change, network in zip(changed, networks, strict=True):
+        CHANGES[change](network)
+    obs = torch.from_numpy(inputs(build(name)))
+    with closing(kind(Answers, 1, networks)) as workers, torch.no_grad():
+        for version in (1, 2):
+            workers.publish(version)
+            for number in range(len(changed)):
+                workers.call(0, "outputs", number, obs)
+            for change, network in zip(changed, networks, strict=True):
+                expected = network.eval().policy(obs, (), None)[0].numpy()
+                np.testing.assert_allclose(workers.receive().value, expected, atol=1e-6, err_msg=change)
+            for parameter in networks.parameters():
+                parameter.mul_(0.9)
+        assert workers.notices == []
+
+
+@pytest.mark.parametrize("change", [pytest.param(change, marks=pytest.mark.thorough) for change in sorted(PARAMETRIZED)])
+def test_what_cannot_be_sent_to_another_process_is_refused_in_one_line_and_reaches_a_thread(change):
+    networks = nn.ModuleList([build("actor").network.eval()])
+    CHANGES[change](networks[0])
+    obs = torch.from_numpy(inputs(build("actor")))
+    with closing(ThreadWorkers(Answers, 1, networks)) as workers:
+        workers.call(0, "outputs", 0, obs)
+        torch.testing.assert_close(torch.from_numpy(workers.receive().value), networks[0].policy(obs, (), None)[0].detach())
+    with pytest.raises(lrl.SettingError, match=r"^the policy or its environment cannot be sent to actors: .*parametrized modules"):
+        ProcessWorkers(Answers, 1, networks)
+
+
+class Scaled(nn.Linear):
+    """A layer with an attribute and with a buffer that checkpoints leave out."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.factor = 1.0
+        self.register_buffer("shift", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        return self.factor * super().forward(x) + self.shift
+
+
+@pytest.mark.parametrize("kind", [ThreadWorkers, pytest.param(ProcessWorkers, marks=pytest.mark.thorough)])
+def test_buffers_reach_actors_during_a_run_and_other_changes_are_named_once(kind):
+    network = build("actor").network
+    replace_last(network, Scaled)
+    obs = torch.from_numpy(inputs(build("actor")))
+
+    def difference():
+        workers.call(0, "outputs", 0, obs)
+        return float((torch.from_numpy(workers.receive().value) - network.policy(obs, (), None)[0]).abs().max())
+
+    with closing(kind(Answers, 1, nn.ModuleList([network.eval()]))) as workers, torch.no_grad():
+        last(network).shift.fill_(3.0)
+        workers.publish(1)
+        assert difference() < 1e-6 and workers.notices == []
+        last(network).factor = 2.0
+        CHANGES["hook of an activation"](network)
+        workers.publish(2)
+        workers.publish(3)
+        assert workers.notices == [
+            "actors act without what was changed after they started: hooks of network.0.layers.1, network.0.layers.4.factor (2.0 for 1.0); "
+            "change it before fit"
+        ]
