@@ -360,8 +360,8 @@ FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
 """Attributes of every module."""
-OF_RUNS = {"epsilon", "by_batch"}
-"""Attributes that algorithms change themselves."""
+OF_RUNS = {"by_batch", "epsilon", "exploration", "hooks", "shown"}
+"""Attributes that runs change themselves."""
 
 
 def structure_of(root: nn.Module) -> Structure:

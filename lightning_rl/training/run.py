@@ -87,7 +87,7 @@ class Run(HookedModule):
         self.named_changes: set[str] = set()
         """The places of changes to its networks that were reported already."""
         self.lost_changes: list[str] = []
-        """Changes to the networks of the checkpoint that was loaded, which it does not hold and this run does not have."""
+        """Changes to the networks of the checkpoint that it was loaded from, which that does not hold."""
         self.saves_run = True
         """Whether checkpoints contain the state of the run, and not only weights and optimizers."""
 
@@ -500,10 +500,11 @@ class Run(HookedModule):
         if lost := write_attributes(self, to_arrays(state.get("attributes", {}))):
             self.say(f"not restored from the checkpoint, as they are not there any more: {', '.join(lost)}")
         ours = self.changes.values()
-        self.lost_changes = [text for text in state.get("changes", ()) if text not in ours]
-        if self.lost_changes:
-            what = f"the checkpoint does not hold what had been changed in its networks: {list_changes(self.lost_changes)}"
+        lost = [text for text in state.get("changes", ()) if text not in ours]
+        if lost:
+            what = f"the checkpoint does not hold what had been changed in its networks: {list_changes(lost)}"
             (self.say if self.has_trainer else warnings.warn)(f"{what}; change it again, or results differ")
+        self.lost_changes = [] if self.has_trainer else lost
 
     @property
     def changes(self) -> dict[str, str]:

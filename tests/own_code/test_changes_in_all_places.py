@@ -19,7 +19,8 @@ import lightning_rl as lrl
 from lightning_rl.actors.processes import ProcessWorkers
 from lightning_rl.actors.workers import ThreadWorkers
 from lightning_rl.networks.normalization import eval_mode
-from tests.fitting import REPLAY, fit, weights
+from tests.experts import at_random
+from tests.fitting import REPLAY, fit, tiny, weights
 from tests.own_code.test_changed_networks import CHANGES, last, replace_last
 
 ALGORITHMS = {
@@ -261,3 +262,30 @@ def test_buffers_reach_actors_during_a_run_and_other_changes_are_named_once(kind
             "actors act without what was changed after they started: hooks of network.0.layers.1, network.0.layers.4.factor (2.0 for 1.0); "
             "change it before fit"
         ]
+
+
+GAIL = {"gail": {"demo_path": at_random("CartPole-v1", "{}"), "use_vail": True, "normalize": True}}
+UNCHANGED = [
+    (lrl.PPO, {"env_id": "CartPole-v1", "normalize_reward": True, "reward_signals": {"extrinsic": {}, "rnd": {}, "curiosity": {}, **GAIL}}),
+    (lrl.PPO, {"env_id": "Pendulum-v1", "use_sde": True, "normalize_obs": "running"}),
+    (lrl.PPO, {"memory": lrl.LSTM(8, 4), "threaded": True}),
+    *((kind, {}) for kind in (lrl.A2C, lrl.IMPALA, lrl.SAC, lrl.TD3, lrl.PQN, lrl.TRPO, lrl.POCA, lrl.IQL, lrl.CQL)),
+    *((kind, {}) for kind in (lrl.BehavioralCloning, lrl.EvolutionStrategies)),
+    (lrl.DQN, {"noisy": True}),
+    (lrl.CrossQ, {"critic_net_arch": [8]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [pytest.param(*each, marks=() if k in (1, 6) else pytest.mark.thorough) for k, each in enumerate(UNCHANGED)],
+)
+def test_runs_themselves_change_nothing_that_would_be_named(algorithm, settings):
+    found = set()
+
+    class Looks(pl.Callback):
+        def on_train_batch_end(self, trainer, model, *_):
+            found.update(model.changes.values())
+
+    fit(tiny(algorithm, **settings), callbacks=[Looks()])
+    assert found == set()
