@@ -44,7 +44,7 @@ from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
-from lightning_rl.training.state import note_attributes
+from lightning_rl.training.state import is_packaged, note_attributes
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {

@@ -364,10 +364,11 @@ OF_RUNS = {"by_batch", "epsilon", "exploration", "hooks", "shown"}
 """Attributes that runs change themselves."""
 
 
-def structure_of(root: nn.Module) -> Structure:
+def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lambda cls: True) -> Structure:
     """Return what weights and buffers leave out of a module, by name: classes, hooks, functions and plain attributes of its parts.
 
     Of the root itself, which may be a run, only hooks and replaced methods are read. A part that is used twice is its first name.
+    `with_attributes`: the classes of parts whose plain attributes are read.
     """
     found: dict[str, object] = {}
     names: dict[int, str] = {}
@@ -381,7 +382,7 @@ def structure_of(root: nn.Module) -> Structure:
             found |= {f"{name}.{key}": "parameter" for key, value in part._parameters.items() if value is not None}
         for key in own.keys() - OF_TORCH - OF_RUNS:
             value = own[key]
-            if isinstance(value, FUNCTIONS) or (name and is_plain(value)):
+            if isinstance(value, FUNCTIONS) or (name and with_attributes(type(part)) and is_plain(value)):
                 found[f"{name}{dot}{key}"] = value
         if hooks := tuple(hooks_of([part])):
             found[f"hooks of {name or 'the algorithm'}"] = hooks

@@ -35,7 +35,7 @@ from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
 from lightning_rl.training.hooks import HookedModule, has_kind
 from lightning_rl.training.loading import load
-from lightning_rl.training.state import RunLog, random_state, read_attributes, set_random_state, write_attributes
+from lightning_rl.training.state import RunLog, is_packaged, random_state, read_attributes, set_random_state, write_attributes
 from lightning_rl.types import State
 
 
@@ -511,7 +511,7 @@ class Run(HookedModule):
         """Return what was changed in its networks after they were built, by place; checkpoints do not hold it."""
         found = {}
         for each in self.parts:
-            for place, text in changes_of(each.built, structure_of(each)).items() if "built" in vars(each) else ():
+            for place, text in changes_of(each.built, structure_of(each, is_packaged)).items() if "built" in vars(each) else ():
                 found[f"{each.behavior}/{place}"] = f"{each.behavior}: {text}" if each.behavior else text
         return found
 

@@ -107,7 +107,7 @@ def is_packaged(cls: type) -> bool:
 @cache
 def packaged_names(cls: type) -> frozenset[str]:
     """Return the names that the packaged bases of a class define, and those of attributes that their methods assign."""
-    names = {BUILT_WITH, "is_built", *vars(pl.LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"}
+    names = {BUILT_WITH, "built", *vars(pl.LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"}
     for base in filter(is_packaged, cls.__mro__):
         names |= vars(base).keys() | vars(base).get("__annotations__", {}).keys()
         for member in vars(base).values() if base.__module__.startswith("lightning_rl") else ():
