@@ -17,6 +17,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lightning_rl.errors import SettingError, causes_of
+from lightning_rl.networks.acting import has_global_hooks
 from lightning_rl.optimization import parameters_of, with_gradient
 from lightning_rl.threads import has_convolutions
 from lightning_rl.types import Tree, tree_leaves, tree_map
@@ -94,8 +95,7 @@ class CompiledLoss:
 
     def __call__(self, *batch: Tree, **named: Tree) -> Tree:
         """Compute the loss. Raises `SettingError`: it cannot be compiled."""
-        module = torch.nn.modules.module
-        if self.compute is None or not torch.is_grad_enabled() or module._global_forward_hooks or module._global_forward_pre_hooks:
+        if self.compute is None or not torch.is_grad_enabled() or has_global_hooks():  # torch compiles without these
             return self.loss(*batch, **named)
         if list(map(id, parameters_of(self.optimizer))) != list(map(id, self.parameters)):  # one was added or frozen
             self.begin()

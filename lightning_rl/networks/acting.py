@@ -379,7 +379,7 @@ def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lamb
         own, dot = vars(part), "." if name else ""
         if name:
             found[name] = type(part)
-            found |= {f"{name}.{key}": "parameter" for key, value in part._parameters.items() if value is not None}
+            found |= {f"{name}.{key}": "parameter" for key, _ in part.named_parameters(recurse=False)}
         for key in own.keys() - OF_TORCH - OF_RUNS:
             value = own[key]
             if isinstance(value, FUNCTIONS) or (name and with_attributes(type(part)) and is_plain(value)):
@@ -392,6 +392,12 @@ def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lamb
 def hooks_of(parts: Iterable[nn.Module]) -> list[object]:
     """Return the hooks of modules that change what they compute."""
     return [hook for part in parts for kind in HOOKS for hook in vars(part)[kind].values()]
+
+
+def has_global_hooks() -> bool:
+    """Return whether there are hooks of all modules of the process."""
+    module = torch.nn.modules.module
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
 
 
 def is_plain(value: object) -> bool:
