@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ import torch
 from gymnasium.vector import VectorEnv
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Generator
+from torch.nn import Module
 
 from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.checkpoints.atomic import SaveError
@@ -213,6 +215,8 @@ def play_episodes(
     episode_player = make_player(env, together, max_episode_steps, algorithm.spaces, opponent=None if name == "random" else other)
     episode_player.on_nan = getattr(algorithm, "on_nan", "raise")
     network: Any = algorithm.network
+    if current_thread() is not main_thread() and isinstance(network, Module):
+        network = copy_network(network)  # a run in the main thread may use this one, in training mode
     if player is not None:
         script = algorithm.make_opponent(player, rows)
         script.reset(seed)

@@ -6,13 +6,17 @@ Acting, learning and evaluations of single networks are in `test_changed_network
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from threading import Event
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from gymnasium.spaces import Box
 from torch import nn
 
 import lightning_rl as lrl
@@ -77,7 +81,7 @@ def cases(changes, fast=FAST):
 
 def save(algorithm, path):
     """Save without a run, whose updates would be most of the time of a test."""
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
     trainer.strategy.connect(algorithm)
     trainer.save_checkpoint(path)
     return path
@@ -121,6 +125,35 @@ def test_a_checkpoint_holds_a_change_or_it_is_named_when_it_is_saved_and_when_it
         np.testing.assert_array_equal(acts(policy, obs), acts(algorithm, obs))
     else:
         assert len(said) == 1 and all(text in said[0] for text in changed[:3])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_resumed_run_names_a_change_that_it_lacks_and_the_export_of_the_checkpoint_is_refused(again, tmp_path, capsys):
+    algorithm = build("actor-critic")
+    CHANGES["another known activation"](algorithm.network)
+    path = save(algorithm, tmp_path / "a.ckpt")
+    resumed = ALGORITHMS["actor-critic"](max_env_steps=16)
+    if again:
+        CHANGES["another known activation"](resumed.network)
+    capsys.readouterr()
+    fit(resumed, ckpt_path=path)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "had been changed" in line]
+    assert (
+        lines == []
+        if again
+        else lines
+        == [
+            "the checkpoint does not hold what had been changed in its networks: network.actor.1 (ReLU for Tanh); "
+            "change it again, or results differ"
+        ]
+    )
+    with (
+        pytest.warns(UserWarning, match="had been changed"),
+        pytest.raises(
+            lrl.SettingError, match=r"^this checkpoint does not hold what had been changed in its policy: network\.actor\.1 \(ReLU"
+        ),
+    ):
+        lrl.export_policy(path)
 
 
 @pytest.mark.parametrize(("name", "change"), cases(CHANGES))
@@ -289,3 +322,29 @@ def test_runs_themselves_change_nothing_that_would_be_named(algorithm, settings)
 
     fit(tiny(algorithm, **settings), callbacks=[Looks()])
     assert found == set()
+
+
+class Waits(gym.Env):
+    """Its first step waits until the test has looked at the network."""
+
+    observation_space, action_space = Box(-1, 1, (3,)), Box(-2, 2, (1,))
+    stepped, may_end = Event(), Event()
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.stepped.set()
+        assert self.may_end.wait(60)
+        return np.zeros(3, np.float32), 1.0, True, False, {}
+
+
+def test_an_evaluation_in_a_thread_leaves_the_modes_of_the_network_to_the_run():
+    algorithm = lrl.SAC(Waits, net_arch=[8], max_env_steps=32, **REPLAY)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(lrl.evaluate, algorithm, episodes=1)
+        try:
+            assert Waits.stepped.wait(60) and all(part.training for part in algorithm.network.modules())
+        finally:
+            Waits.may_end.set()
+        assert result.result()["return_mean"] == 1.0
