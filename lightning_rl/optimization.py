@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -34,28 +35,28 @@ class ScheduledAdam(ScheduledOptimizer, torch.optim.Adam):
     """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) of the parameters of a module."""
 
     def __init__(self, module: nn.Module | Iterable[Tensor], eps: float = 1e-8, beta1: float = 0.9) -> None:
-        super().__init__(parameters_to_learn(module), betas=(beta1, 0.999), eps=eps, fused=True)
+        super().__init__(parameters_to_hold(module), betas=(beta1, 0.999), eps=eps, fused=True)
 
 
 class ScheduledRAdam(ScheduledOptimizer, torch.optim.RAdam):
     """`torch.optim.RAdam` (Liu et al. 2020) of the parameters of a module."""
 
     def __init__(self, module: nn.Module | Iterable[Tensor]) -> None:
-        super().__init__(parameters_to_learn(module), foreach=True)
+        super().__init__(parameters_to_hold(module), foreach=True)
 
 
 class ScheduledRMSprop(ScheduledOptimizer, torch.optim.RMSprop):
     """`torch.optim.RMSprop` (Tieleman and Hinton 2012) of the parameters of a module."""
 
     def __init__(self, module: nn.Module | Iterable[Tensor], alpha: float = 0.99, eps: float = 1e-8) -> None:
-        super().__init__(parameters_to_learn(module), alpha=alpha, eps=eps, foreach=True)
+        super().__init__(parameters_to_hold(module), alpha=alpha, eps=eps, foreach=True)
 
 
 class ScheduledSGD(ScheduledOptimizer, torch.optim.SGD):
     """Gradient descent with momentum μ of the parameters of a module: v ← μ v + (1 − μ) g, θ ← θ − η v, with v = 0 at first."""
 
     def __init__(self, module: nn.Module | Iterable[Tensor], momentum: float) -> None:
-        parameters = parameters_to_learn(module)
+        parameters = parameters_to_hold(module)
         super().__init__(parameters, momentum=momentum, dampening=momentum, foreach=True)
         for parameter in parameters:  # otherwise torch starts with the first gradient, which is 1/(1 − μ) times too long
             self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -97,10 +98,14 @@ def __getattr__(name: str) -> type[ScheduledOptimizer]:
     return found
 
 
-def parameters_to_learn(module: nn.Module | Iterable[Tensor]) -> list[Tensor]:
+def parameters_to_hold(module: nn.Module | Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters of an optimizer: all of a module, so that those frozen now are learned once they are not."""
+    return list(module.parameters() if isinstance(module, nn.Module) else module)
+
+
+def trainable(module: nn.Module) -> list[Tensor]:
     """Return the parameters of a module that require gradients."""
-    parameters = module.parameters() if isinstance(module, nn.Module) else module
-    return [parameter for parameter in parameters if parameter.requires_grad]
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -229,11 +234,18 @@ def check_optimizers(
 ) -> str | None:
     """Check the optimizers and schedulers of `configure_optimizers`. Return a line if the setting `learning_rate` is not used.
 
-    Raises `SettingError`: there are fewer optimizers than needed, or a scheduler needs a metric.
+    Raises `SettingError`: there are fewer optimizers than needed, one needs a closure, or a scheduler needs a metric.
     """
     if len(optimizers) < needed:
         found = f"{name} needs {needed} optimizers, got {len(optimizers)}"
         raise SettingError(f"{found}: override configure_optimizers in a subclass, or leave it out")
+    for optimizer in optimizers:
+        closure = signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is Parameter.empty:
+            raise SettingError(
+                f"{type(optimizer).__name__} computes the loss several times in a step, by a closure, and "
+                "`step(loss, optimizer)` gets it computed once; use an optimizer without one, such as torch.optim.Adam"
+            )
     if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise SettingError(
             "ReduceLROnPlateau needs a metric, and schedulers are stepped once per iteration without one; "

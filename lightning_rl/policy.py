@@ -23,7 +23,7 @@ from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.envs.wrapper_effects import check_saved_statistics
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
-from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy, copy_network
+from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy, check_float32, copy_network
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
 from lightning_rl.threads import torch_threads
@@ -42,6 +42,7 @@ class Policy:
     """
 
     def __init__(self, network: PolicyNetwork, spaces: Spaces, seed: int = 0) -> None:
+        check_float32(network)
         self.given, self.hidden = spaces, getattr(network, "critic_obs", [])
         self.spaces = without_hidden(spaces, self.hidden)
         visible = VisiblePolicy(network, spaces.observation, self.hidden) if self.hidden else network

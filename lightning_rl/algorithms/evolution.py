@@ -14,7 +14,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import OrPlain, SettingError, as_settings, check_range
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
-from lightning_rl.optimization import ScheduledAdam, ScheduledSGD
+from lightning_rl.optimization import ScheduledAdam, ScheduledSGD, trainable
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
 from lightning_rl.training.experience import generations
@@ -142,9 +142,8 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         return 0.5 * self.l2 * weights.square().sum() - (gradient * weights).sum()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return self.with_side_learners(
-            ScheduledAdam(self.network) if self.optimizer == "adam" else ScheduledSGD(self.network, self.momentum)
-        )
+        parameters = trainable(self.network)
+        return self.with_side_learners(ScheduledAdam(parameters) if self.optimizer == "adam" else ScheduledSGD(parameters, self.momentum))
 
 
 MEANINGLESS = ("rollouts_per_batch", "queue_factor", "max_policy_lag", "ordered")

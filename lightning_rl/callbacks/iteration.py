@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -54,6 +54,7 @@ class TargetNetworkUpdate(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if not getattr(pl_module, "target_networks", ()):
             raise SettingError(f"TargetNetworkUpdate: {type(pl_module).__name__} has no target networks")
+        match_targets(pl_module.target_networks)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         online, target = (nn.ModuleList(networks) for networks in zip(*pl_module.target_networks, strict=True))
@@ -73,6 +74,16 @@ class TargetNetworkUpdate(pl.Callback):
 def make_target(online: Network) -> Network:
     """Return a copy of a network without gradients."""
     return copy_network(online).requires_grad_(False)
+
+
+def match_targets(networks: Iterable[tuple[nn.Module, nn.Module]]) -> None:
+    """Make targets copies again of online networks that were given other parts afterwards, such as spectral normalization."""
+    for online, target in networks:
+        if online.state_dict().keys() != target.state_dict().keys():
+            copied = make_target(online)
+            target.__class__ = copied.__class__
+            vars(target).clear()
+            vars(target).update(vars(copied))
 
 
 BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)

@@ -37,7 +37,7 @@ class AlgorithmRun(Protocol):
     parameter_values: dict[str, PlainSampler]
     spaces: Spaces
     network: PolicyNetwork
-    target_networks: list[tuple[nn.Module, nn.Module]]
+    target_networks: Sequence[tuple[nn.Module, nn.Module]]
     dataset: ExperienceDataset
     collector: Collector
     trainer: pl.Trainer

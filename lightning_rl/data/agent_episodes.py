@@ -16,7 +16,7 @@ from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
-from lightning_rl.networks.acting import ActingPolicy
+from lightning_rl.networks.acting import ActingPolicy, check_float32
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample
 from lightning_rl.types import Info, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -93,6 +93,7 @@ class AgentEpisodePlayer:
             if self.spaces is None:
                 self.envs[0].reset(seed=0)
             policies = BehaviorPolicies({"": self.spaces or first.find_spaces()}, {"": network})
+        check_float32(*policies.networks.values())
         generator = Generator(next(network.parameters()).device).manual_seed(seed)
         shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
         players = [_EnvPlayer(env, share, self, policies, k) for k, (env, share) in enumerate(zip(self.envs, shares, strict=True)) if share]

@@ -19,7 +19,7 @@ from lightning_rl.envs.snapshot.state import seed_spaces
 from lightning_rl.envs.sync import close_env, contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import BadStep, check_episode
-from lightning_rl.networks.acting import ActingPolicy
+from lightning_rl.networks.acting import ActingPolicy, check_float32
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import EnvStep, Info, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
@@ -189,6 +189,7 @@ class EpisodePlayer:
 
         Raises `RunStoppedError`: `stop` returned True.
         """
+        check_float32(network)
         with eval_mode(network):
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
             seats = [_Share(i, self.envs[i], list(share), network, self) for i, share in enumerate(shares) if share]

@@ -51,6 +51,15 @@ class ActingPolicy(Protocol):
     ) -> tuple[Tree, Tree]: ...
 
 
+def check_float32(*networks: nn.Module | ActingPolicy) -> None:
+    """Raise `SettingError` unless all parameters of networks are float32, as observations and returns are."""
+    for network in networks:
+        for parameter in network.parameters():
+            if parameter.is_floating_point() and parameter.dtype != torch.float32:
+                found = f"{type(network).__name__} has parameters of {parameter.dtype}"
+                raise SettingError(f"{found}: networks act and learn in torch.float32; leave out .double() or .half(), or call .float()")
+
+
 class ActingNetwork(ActingPolicy, Protocol):
     """The interface of a network for collecting experience; see `networks/actor_critic.py`. User code may pass any such module."""
 

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.errors import check_flag, check_range
 from lightning_rl.networks.normalization import RunningMeanStd, make_normalizer
-from lightning_rl.optimization import ScheduledAdam
+from lightning_rl.optimization import ScheduledAdam, trainable
 from lightning_rl.returns import discounted_sum
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Rollout, State
@@ -85,7 +85,7 @@ class LearnedSignal(RewardSignal):
 
     def configure_optimizer(self) -> Optimizer:
         """Return the optimizer of its networks."""
-        return ScheduledAdam(self)
+        return ScheduledAdam(trainable(self))
 
 
 class ReturnScale(nn.Module):

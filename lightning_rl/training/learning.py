@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from textwrap import shorten
 from typing import Any, ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -25,7 +25,7 @@ from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
 from lightning_rl.distributed import mean_over_ranks, share_buffers
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import PolicyNetwork, hooks_of
+from lightning_rl.networks.acting import PolicyNetwork, check_float32, hooks_of
 from lightning_rl.networks.memory import Memory
 from lightning_rl.networks.normalization import NoNormalizer
 from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, describe_unlearned, first_rate, gradient_step
@@ -85,6 +85,8 @@ class LearningRun(Run):
     """Settings of a class that are read each time they are used, and may be assigned, as those may that follow a schedule."""
     learned_otherwise: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of parameters that updates change without an optimizer."""
+    target_networks: Sequence[tuple[nn.Module, nn.Module]] = ()
+    """Online networks with their targets."""
     min_optimizers = 1
     """Number of optimizers that the updates need."""
     optimizer_numbers = slice(None)
@@ -275,6 +277,7 @@ class LearningRun(Run):
     def begin_learning(self) -> None:
         assert self.collector is not None
         trainer = self.trainer
+        check_float32(self.network, *(online for online, _ in self.target_networks))
         self.counted_rows = 0
         if isinstance(self.network, PolicyNetwork):  # not a module of a user's own
             self.network.check_methods()
@@ -317,6 +320,8 @@ class LearningRun(Run):
             self.network.normalizer.update(self.collector.random_steps(steps, stop))
 
     def schedule(self, progress: float) -> None:
+        if next(self.network.parameters()).dtype != torch.float32:
+            check_float32(self.network)
         if self.compiled and self.compiled_hooks != (hooks := hooks_of(self.modules())):
             self.compiled_hooks = hooks
             compile_again(self.compiled)
