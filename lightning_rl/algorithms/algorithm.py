@@ -40,11 +40,11 @@ from lightning_rl.training.arguments import (
 )
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
+from lightning_rl.training.hooks import is_packaged, note_attributes
 from lightning_rl.training.learning import LearningRun
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
-from lightning_rl.training.state import is_packaged, note_attributes
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {

@@ -97,8 +97,8 @@ def export_policy(
         raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
     run = ckpt_path if isinstance(ckpt_path, LiveRun) else load_run(ckpt_path, env=env)
-    if run.lost_changes:
-        what = f"this checkpoint does not hold what had been changed in its policy: {list_changes(run.lost_changes)}"
+    if run.additions.lost:
+        what = f"this checkpoint does not hold what had been changed in its policy: {list_changes(run.additions.lost)}"
         raise SettingError(f"{what}; export the algorithm itself, lrl.export_policy(algorithm, {path.name!r})")
     if format == "safetensors" and (changes := [*run.changes.values()]):
         raise SettingError(f"format safetensors holds only weights, not {list_changes(changes)}; use onnx or torch")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +29,12 @@ from lightning_rl.envs.config import EnvConfig, EnvSource, changed_task
 from lightning_rl.envs.lessons import PlainSampler, as_parameter, change_parameter
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
-from lightning_rl.networks.acting import PolicyNetwork, Structure, changes_of, list_changes, structure_of
+from lightning_rl.networks.acting import PolicyNetwork, Structure, changes_of, structure_of
 from lightning_rl.spaces import Spaces
 from lightning_rl.threads import one_thread
-from lightning_rl.training.hooks import HookedModule, has_kind
+from lightning_rl.training.hooks import Additions, HookedModule, has_kind, is_packaged, read_attributes, write_attributes
 from lightning_rl.training.loading import load
-from lightning_rl.training.state import RunLog, is_packaged, random_state, read_attributes, set_random_state, write_attributes
+from lightning_rl.training.state import RunLog, random_state, set_random_state
 from lightning_rl.types import State
 
 
@@ -82,12 +81,7 @@ class Run(HookedModule):
         """Changed settings that make the environment a different task than in the checkpoint that is being resumed."""
         self.parameter_values: dict[str, PlainSampler] = {}
         """What `set_parameter` has set: numbers or samplers, by the parameter's name."""
-        self.unsaved: set[str] = set()
-        """Attributes of users of which a line has said that checkpoints do not hold them."""
-        self.named_changes: set[str] = set()
-        """The places of changes to its networks that were reported already."""
-        self.lost_changes: list[str] = []
-        """Changes to the networks of the checkpoint that it was loaded from, which that does not hold."""
+        self.additions = Additions()
         self.saves_run = True
         """Whether checkpoints contain the state of the run, and not only weights and optimizers."""
 
@@ -474,17 +468,7 @@ class Run(HookedModule):
         """Add our entries to Lightning's in a checkpoint."""
         counts = {name: getattr(self, name) for name in self.COUNTS}
         ranks = self._states_of_ranks() if self.saves_run and self.dataset is not None else []
-        attributes, unsaved = read_attributes(self)
-        for name in unsaved.keys() - self.unsaved:
-            self.say(f"checkpoints do not hold {name} ({unsaved[name]}): make it plain data or a buffer, or use on_save_checkpoint")
-        self.unsaved |= unsaved.keys()
-        own = {**self.describe(), **counts, "parameters": dict(self.parameter_values), "ranks": ranks, "attributes": to_plain(attributes)}
-        changes = self.changes
-        own |= {"changes": [*changes.values()]} if changes else {}
-        if new := [text for place, text in changes.items() if place not in self.named_changes]:
-            what = f"checkpoints do not hold what was changed after {type(self).__name__} was built: {list_changes(new)}"
-            self.say(f"{what}; change it in the constructor of a subclass, or again after loading")
-            self.named_changes |= changes.keys()
+        own = {**self.describe(), **counts, "parameters": dict(self.parameter_values), "ranks": ranks, **self.additions.save(self)}
         checkpoint["lightning_rl"] = {"format_version": self.format_version, **own}
 
     def load_run(self, checkpoint: Checkpoint) -> None:
@@ -497,14 +481,7 @@ class Run(HookedModule):
         known = {} if changed else own.get("parameters", {})  # settings given explicitly win
         self.parameter_values = {name: value for name, value in state.get("parameters", {}).items() if name in known}
         self.changed_task = changed if self.has_trainer else []
-        if lost := write_attributes(self, to_arrays(state.get("attributes", {}))):
-            self.say(f"not restored from the checkpoint, as they are not there any more: {', '.join(lost)}")
-        ours = self.changes.values()
-        lost = [text for text in state.get("changes", ()) if text not in ours]
-        if lost:
-            what = f"the checkpoint does not hold what had been changed in its networks: {list_changes(lost)}"
-            (self.say if self.has_trainer else warnings.warn)(f"{what}; change it again, or results differ")
-        self.lost_changes = [] if self.has_trainer else lost
+        self.additions.load(self, state)
 
     @property
     def changes(self) -> dict[str, str]:
