@@ -91,7 +91,8 @@ class Parser(argparse.ArgumentParser):
         where = "a checkpoint, a run's folder (its checkpoints/best.ckpt), zoo:NAME (see list), hf://USER/NAME[@REVISION], or a .zip of "
         where += "Stable-Baselines3"
         self.add_argument("--ckpt_path", required=True, help=where)
-        self.add_argument("--env", help="its environment, if the file names none: an id, or settings of model.env in YAML")
+        env = "an environment in place of the file's own, or if it names none: an id, or settings of model.env in YAML"
+        self.add_argument("--env", help=env)
 
     def add_episodes(self, number: int, seed: int) -> None:
         """Add the options for the number of episodes and their seeds."""

@@ -176,8 +176,11 @@ def as_wrapper(wrapper: Wrapper) -> str | dict[str, Any]:
         return f"{wrapper.__module__}.{wrapper.__qualname__}"
     if callable(wrapper):
         is_class = isinstance(wrapper, type)
-        what = f"{wrapper.__name__} is defined in a function" if is_class else f"{shorten(repr(wrapper), 60)} is a function"
-        raise SettingError(f"env.wrappers: {what}, which has no import path; pass a function that builds the wrapped environment as env")
+        what = f"{wrapper.__name__} is defined in a function" if is_class else f"{shorten(repr(wrapper), 50)} is a function"
+        use = "" if is_class else "{class_path: …, init_args: {…}}, or "
+        raise SettingError(
+            f"env.wrappers: {what}, which has no import path; use {use}a function that builds the wrapped environment as env"
+        )
     return wrapper
 
 

@@ -273,7 +273,7 @@ def describe_unnamed(algorithm: Any) -> str | None:
         return f"checkpoints do not hold the environment {name}, {lacks}: pass env= to evaluate or record them"
     named = [f"{type(algorithm).__module__}.{type(algorithm).__qualname__}", *_texts(dict(algorithm.hparams))]
     own = [name for name in dict.fromkeys(named) if name.startswith("__main__.") or ".<locals>." in name]
-    what = "defines: no other program can load them; move it to a module of its own"
+    what = "defines: no other program can load them; move what they name to a module"
     return f"checkpoints name {', '.join(own)}, which only this program {what}" if own else None
 
 

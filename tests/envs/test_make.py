@@ -103,7 +103,7 @@ def test_a_function_or_a_class_without_a_path_is_refused_as_a_wrapper():
 
     for wrapper, name in (
         (lambda env: env, "is a function"),
-        (partial(Doubled, factor=2), "is a function"),
+        (partial(Doubled, factor=2), "use {class_path: …, init_args: {…}}, or a function"),
         (Local, "Local is defined in"),
     ):
         line = refusal(partial(EnvConfig, "CartPole-v1", wrappers=[wrapper]))

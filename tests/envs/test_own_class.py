@@ -132,7 +132,7 @@ def test_a_run_begins_with_a_line_about_what_its_checkpoints_cannot_name(folder,
     model = tiny(lrl.PPO, max_env_steps=16)
     assert describe_unnamed(model) is None and describe_unnamed(tiny(lrl.PPO, env={"id": Scripted})) is None
     model.hparams.update(encoder="__main__.Enc")
-    line = "checkpoints name __main__.Enc, which only this program defines: no other program can load them; move it to a module of its own"
+    line = "checkpoints name __main__.Enc, which only this program defines: no other program can load them; move what they name to a module"
     assert describe_unnamed(model) == line
 
 
