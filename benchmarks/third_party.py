@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -78,7 +79,7 @@ CASES = {
 def last_line(output: str) -> str:
     """Return what a failed command says in the end, for a cell of a table."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("lightning-rl", "ERROR", "error:"))]
+    errors = [line for line in lines if re.match(r"lightning-rl\b|ERROR|error:|[\w.]*(Error|Exception)\b", line)]
     return (errors or lines or ["nothing was printed"])[-1].replace("|", "\\|")[:200]
 
 

@@ -25,4 +25,7 @@ def test_the_table_has_rows_of_packages_that_the_script_tries_in_its_order(third
 def test_a_failed_command_is_told_by_its_error_in_a_cell_of_a_table(third_party):
     output = "Seed set to 1\nlightning-rl: error: env.id a|b is unknown\n[end of output]\n"
     assert third_party.last_line(output) == "lightning-rl: error: env.id a\\|b is unknown"
+    assert third_party.last_line("Traceback …\n  x = 1 / 0\nZeroDivisionError: division by zero\n(--debug shows all calls)\n") == (
+        "ZeroDivisionError: division by zero"
+    )
     assert third_party.last_line("one\ntwo\n") == "two"
