@@ -19,7 +19,7 @@ from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import check_savers, follow_evaluations, forget_reasons
 from lightning_rl.errors import SettingError, check_range, is_interrupt
-from lightning_rl.networks.acting import copy_network
+from lightning_rl.networks.acting import changes_of, copy_network, structure_of
 
 Network = TypeVar("Network", bound=nn.Module)
 REFUSED_CALLBACKS = {
@@ -77,10 +77,17 @@ def make_target(online: Network) -> Network:
 
 
 def match_targets(networks: Iterable[tuple[nn.Module, nn.Module]]) -> None:
-    """Make targets copies again of online networks that were given other parts afterwards, such as spectral normalization."""
+    """Make targets copies again of online networks that were given other parts afterwards, such as layers or spectral normalization.
+
+    Targets keep their weights, if these still fit, and hooks of online networks are not copied.
+    """
     for online, target in networks:
-        if online.state_dict().keys() != target.state_dict().keys():
+        fits = online.state_dict().keys() == target.state_dict().keys()
+        changes = changes_of(structure_of(target), structure_of(online))
+        if not fits or not all(place.startswith("hooks of ") for place in changes):
             copied = make_target(online)
+            if fits:
+                copied.load_state_dict(target.state_dict())
             target.__class__ = copied.__class__
             vars(target).clear()
             vars(target).update(vars(copied))

@@ -279,8 +279,6 @@ class LearningRun(Run):
         trainer = self.trainer
         check_float32(self.network, *(online for online, _ in self.target_networks))
         self.counted_rows = 0
-        if isinstance(self.network, PolicyNetwork):  # not a module of a user's own
-            self.network.check_methods()
         self.unread_steps.clear()
         for learner in self.side_learners:
             if learner.learns and self.num_optimizers is None:
@@ -322,6 +320,8 @@ class LearningRun(Run):
     def schedule(self, progress: float) -> None:
         if next(self.network.parameters()).dtype != torch.float32:
             check_float32(self.network)
+        if isinstance(self.network, PolicyNetwork):  # not a module of a user's own
+            self.network.check_methods()
         if self.compiled and self.compiled_hooks != (hooks := hooks_of(self.modules())):
             self.compiled_hooks = hooks
             compile_again(self.compiled)

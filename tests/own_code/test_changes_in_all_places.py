@@ -187,6 +187,15 @@ def test_policy_of_ones_own_that_off_policy_losses_would_not_read_is_refused_whe
         fit(algorithm)
 
 
+def test_policy_of_ones_own_is_refused_during_a_run_too():
+    class Replaces(pl.Callback):
+        def on_train_batch_end(self, trainer, algorithm, *_):
+            CHANGES["policy of the network"](algorithm.network)
+
+    with pytest.raises(lrl.SettingError, match=r"^Actor\.policy is replaced"):
+        fit(build("actor"), callbacks=[Replaces()])
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough) for name in ("actor-critic", "actor")])
 @pytest.mark.parametrize("of_all", [False, True])
 def test_hooks_that_are_added_in_a_run_count_in_compiled_losses_from_the_next_iteration_on(name, of_all, monkeypatch):

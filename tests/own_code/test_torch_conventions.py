@@ -158,6 +158,23 @@ def test_normalized_weights_of_a_critic_reach_its_target(algorithm, norm):
     assert model.updates > 0
 
 
+@pytest.mark.parametrize("algorithm", [lrl.SAC, lrl.DQN, *(pytest.param(each, marks=pytest.mark.thorough) for each in (lrl.TD3,))])
+def test_activations_that_are_replaced_in_a_network_are_replaced_in_its_target_too(algorithm):
+    model = tiny(algorithm, max_env_steps=96)
+    before = [{name: value.clone() for name, value in target.state_dict().items()} for _, target in model.target_networks]
+    for online, _ in model.target_networks:
+        for part in list(online.modules()):
+            for name, child in part.named_children():
+                if isinstance(child, nn.ReLU | nn.Tanh):
+                    setattr(part, name, nn.SiLU())
+    trainer = fit(model, max_steps=0)
+    assert trainer.global_step == 0
+    for (online, target), weights in zip(model.target_networks, before, strict=True):
+        kinds = [type(part) for part in target.modules()]
+        assert kinds == [type(part) for part in online.modules()] and nn.SiLU in kinds
+        assert all(torch.equal(value, weights[name]) for name, value in target.state_dict().items())
+
+
 class Spectral(lrl.TD3):
     """Has spectral norms on its critic, as a user's own subclass."""
 
