@@ -289,7 +289,9 @@ class MultiAgent(Run):
     def finish_learning(self) -> None:
         assert isinstance(self.dataset, JointDataset)
         for name in self.dataset.full:
-            self.algorithms[name].finish_learning()
+            learner = self.algorithms[name]
+            learner.finish_learning()
+            self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
         turns = self.dataset.turns
         if turns.learner in self.dataset.full:
             self.count_steps()  # with a replay buffer, steps are made during learning
@@ -305,15 +307,17 @@ class MultiAgent(Run):
                 signal.begin_episodes()
 
     def close_iteration(self) -> None:
-        self.learning_metrics()  # also if no row is due: a behavior's newest metrics stand in the rows up to its next iteration
+        self.recorded_metrics()  # also if no row is due: a behavior's newest metrics stand in the rows up to its next iteration
         super().close_iteration()
 
     def learning_metrics(self) -> dict[str, float]:
+        return {f"{name}/{key}": value for name, metrics in self.newest.items() for key, value in metrics.items()}
+
+    def recorded_metrics(self) -> dict[str, float]:
         assert isinstance(self.dataset, JointDataset)
         for name in self.dataset.full:
-            learner = self.algorithms[name]
-            self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
-        return {f"{name}/{key}": value for name, metrics in self.newest.items() for key, value in metrics.items()}
+            self.newest[name] |= self.algorithms[name].recorded_metrics()
+        return self.learning_metrics()
 
     def clear_metrics(self) -> None:
         assert isinstance(self.dataset, JointDataset)

@@ -16,6 +16,7 @@ from lightning_rl.callbacks.curriculum import Curriculum
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.callbacks.recording import PlotCurve
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import check_savers, follow_evaluations, forget_reasons
 from lightning_rl.errors import SettingError, check_range, is_interrupt
@@ -109,7 +110,7 @@ class EndIteration(pl.Callback):
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
         averages = [each for each in callbacks_of(trainer, object) if is_average(each)]
         first = [self, *averages, *(each for kind in BEFORE_USERS for each in callbacks_of(trainer, kind))]
-        last = [*callbacks_of(trainer, CloseIteration), *callbacks_of(trainer, pl.callbacks.Checkpoint)]
+        last = [each for kind in AFTER_USERS for each in callbacks_of(trainer, kind)]
         others = [each for each in trainer.callbacks if each not in first + last]  # type: ignore[attr-defined]
         trainer.callbacks = [*first, *others, *last]  # type: ignore[attr-defined]
         check_savers(trainer)
@@ -146,6 +147,10 @@ class CloseIteration(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         pl_module.call_last_hook(outputs, batch, batch_idx)
         pl_module.close_iteration()
+
+
+AFTER_USERS: tuple[type[pl.Callback], ...] = (CloseIteration, PlotCurve, pl.callbacks.Checkpoint)
+"""Callbacks that act after the user's at the end of an iteration, in this order."""
 
 
 class EndRun(pl.Callback):

@@ -182,19 +182,32 @@ class RecordDemonstrations(pl.Callback):
 
 
 class PlotCurve(pl.Callback):
-    """Draw `curve.png` in the run's folder at each evaluation: mean returns of evaluations and training over environment steps or updates.
+    """Draw `curve.png` in the run's folder after each evaluation: mean returns of evaluations and training over the run's count.
 
     It plots `evaluations.csv` and `metrics.csv`, so that the curve of a resumed run covers the whole run. Learning is not affected. Needs
     the extra `plots`.
     """
+
+    is_due = False
+    """Whether an evaluation is not in the curve yet."""
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         evaluators_of(trainer, "trainer.plot draws at")
         new_figure(1, 1, "trainer.plot")  # fail now, not after the first rollouts
 
     def on_evaluation_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, metrics: dict[str, float]) -> None:
-        """Draw all evaluations so far."""
-        if trainer.is_global_zero:
+        self.is_due = True
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
+        self.draw(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        self.draw(trainer, pl_module)
+
+    def draw(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        """Draw the curve if there was an evaluation, after the iteration's row is written."""
+        is_due, self.is_due = self.is_due, False
+        if is_due and trainer.is_global_zero:
             folder = Path(str(trainer.log_dir))
             with going_on(pl_module, "curve.png"):
                 write_bytes(folder / "curve.png", draw_curve(folder, pl_module.counter))

@@ -161,6 +161,8 @@ class LearningRun(Run):
         if "built" in vars(self) and name in self.hparams:
             value = change_setting(self, name, value)
         super().__setattr__(name, value)
+        if name == "learning_rate" and "own_optimizers" in vars(self) and self.dataset is not None:  # during a run
+            self._set_rates()
 
     def with_side_learners(self, *optimizers: Optimizer) -> list[Optimizer]:
         """Return the optimizers of an algorithm, followed by those of its side learners.
@@ -327,6 +329,10 @@ class LearningRun(Run):
             compile_again(self.compiled)
         for name, schedule in self.schedules.items():
             vars(self)[name] = schedule(progress)
+        self._set_rates()
+
+    def _set_rates(self) -> None:
+        """Set the learning rate of the optimizers that follow `learning_rate`."""
         theirs = [config.scheduler.optimizer for config in self.trainer.lr_scheduler_configs]  # a user's scheduler sets their rates
         for optimizer in self.own_optimizers:
             if isinstance(optimizer, ScheduledOptimizer) and optimizer not in theirs:
@@ -347,6 +353,10 @@ class LearningRun(Run):
         self.guard.end_iteration()
 
     def learning_metrics(self) -> dict[str, float]:
+        rate = first_rate(self.own_optimizers)
+        return {**self.guard.metrics(), **self.recorded_metrics(), **({} if rate is None else {"train/learning_rate": rate})}
+
+    def recorded_metrics(self) -> dict[str, float]:
         means = {
             name if "/" in name else f"train/{name}": torch.stack([torch.as_tensor(each) for each in values]).mean()
             for name, values in self.recorded.items()
@@ -354,9 +364,7 @@ class LearningRun(Run):
         }
         on_gpu = [name for name, mean in means.items() if not mean.is_cpu]
         read = torch.stack([means[name] for name in on_gpu]).tolist() if on_gpu else []  # together: each read waits for the GPU
-        found = {name: float(mean) for name, mean in means.items() if mean.is_cpu} | dict(zip(on_gpu, read, strict=True))
-        rate = first_rate(self.own_optimizers)
-        return {**self.guard.metrics(), **found, **({} if rate is None else {"train/learning_rate": rate})}
+        return {name: float(mean) for name, mean in means.items() if mean.is_cpu} | dict(zip(on_gpu, read, strict=True))
 
     def clear_metrics(self) -> None:
         self.recorded.clear()

@@ -124,6 +124,10 @@ class Run(HookedModule):
         """Return the metrics of the iteration and the learning rate."""
         return {}
 
+    def recorded_metrics(self) -> dict[str, float]:
+        """Return the means of what was recorded in the iteration so far."""
+        return {}
+
     def clear_metrics(self) -> None:
         """Forget the metrics of the iteration, whose row is written."""
 
@@ -383,7 +387,7 @@ class Run(HookedModule):
     def close_iteration(self) -> None:
         """Write the row of a finished iteration after all hooks but those of saves, and begin the next iteration."""
         if self.log_rows.is_open:
-            self.log_rows.close(self.trainer, self, merge_metrics(self.learning_metrics()))
+            self.log_rows.close(self.trainer, self, merge_metrics(self.recorded_metrics()))
         self.clear_metrics()
         self._begin_iteration()
 
@@ -417,7 +421,7 @@ class Run(HookedModule):
                 print(printable(f"rank {self.global_rank}: {notice}"))
             self._print_notices([self.notices])
             if self.dataset.is_whole and self.log_rows.is_open:  # a hook has failed
-                self.log_rows.close(self.trainer, self, self.learning_metrics())
+                self.log_rows.close(self.trainer, self, self.recorded_metrics())
             self.dataset.collector.close()
             vars(self)["dataset"] = None
             self.end_learning()

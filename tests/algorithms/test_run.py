@@ -60,7 +60,7 @@ def test_a_subclass_adds_callbacks_to_those_of_the_algorithm():
     for algorithm, added in [(Mine, ["Timer"]), (MineAndTheirs, ["Timer", "LambdaCallback"])]:
         kinds = Kinds()
         fit(tiny(algorithm), callbacks=[kinds])
-        assert sorted(kinds.seen) == sorted(["Kinds", "EndIteration", "EndRun", "TargetNetworkUpdate", *added])
+        assert sorted(kinds.seen) == sorted(["Kinds", "EndIteration", "CloseIteration", "EndRun", "TargetNetworkUpdate", *added])
 
 
 class Kinds(pl.Callback):
@@ -109,14 +109,14 @@ def test_a_trainer_that_is_used_again_follows_the_second_model(kind, folder):
 def test_callbacks_of_a_model_leave_when_the_next_one_comes_also_after_an_error():
     begun = []
     trainer = trainer_of(pl.Trainer, callbacks=[pl.callbacks.LambdaCallback(on_train_start=lambda *_: begun.append(1) or 1 / 0)])
-    before = list(trainer.callbacks)
+    before, ours = list(trainer.callbacks), ["EndIteration", "EndRun"]
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             trainer.fit(tiny(SAC))
-    assert [type(each).__name__ for each in trainer.callbacks if each not in before] == ["EndIteration", "EndRun", "TargetNetworkUpdate"]
+    assert [type(each).__name__ for each in trainer.callbacks if each not in before] == [*ours, "TargetNetworkUpdate", "CloseIteration"]
     with pytest.raises(ZeroDivisionError):
         trainer.fit(tiny(PPO))
-    assert [type(each).__name__ for each in trainer.callbacks if each not in before] == ["EndIteration", "EndRun"]
+    assert [type(each).__name__ for each in trainer.callbacks if each not in before] == [*ours, "CloseIteration"]
     assert len(begun) == 3
 
 
