@@ -373,6 +373,10 @@ OF_RUNS = {"by_batch", "epsilon", "exploration", "hooks", "shown"}
 """Attributes that runs change themselves."""
 
 
+ADDED = object()
+"""Stands for what a structure lacks."""
+
+
 def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lambda cls: True) -> Structure:
     """Return what weights and buffers leave out of a module, by name: classes, hooks, functions and plain attributes of its parts.
 
@@ -391,6 +395,8 @@ def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lamb
             found |= {f"{name}.{key}": "parameter" for key, _ in part.named_parameters(recurse=False)}
         for key in own.keys() - OF_TORCH - OF_RUNS:
             value = own[key]
+            if getattr(value, "__func__", value) is getattr(type(part), key, ADDED):  # Lightning puts `forward` back so
+                continue
             if isinstance(value, FUNCTIONS) or (name and with_attributes(type(part)) and is_plain(value)):
                 found[f"{name}{dot}{key}"] = value
         if hooks := tuple(hooks_of([part])):
@@ -428,10 +434,6 @@ def changes_of(before: Structure, now: Structure) -> dict[str, str]:
         way = next((way for way, holds in ways.items() if holds), f"{show(new)} for {show(old)}")
         found[place] = place if place.startswith("hooks of ") else f"{place} ({way})"
     return found
-
-
-ADDED = object()
-"""Stands for what a structure lacks."""
 
 
 def show(value: object) -> str:

@@ -187,6 +187,15 @@ def test_policy_of_ones_own_that_off_policy_losses_would_not_read_is_refused_whe
         fit(algorithm)
 
 
+def test_a_method_that_is_put_back_is_no_change():
+    algorithm = build("actor")
+    forward = algorithm.forward
+    algorithm.forward = lambda *arguments: None
+    assert [*algorithm.changes.values()] == ["forward (replaced)"]
+    algorithm.forward = forward  # as Lightning does with several ranks
+    assert not algorithm.changes
+
+
 def test_policy_of_ones_own_is_refused_during_a_run_too():
     class Replaces(pl.Callback):
         def on_train_batch_end(self, trainer, algorithm, *_):
