@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
@@ -82,11 +82,16 @@ def of_all_ranks(thing: T) -> list[T]:
 
 
 @torch.no_grad()
-def share_buffers(root: nn.Module) -> None:
-    """Give all ranks the buffers of rank 0, as torch's DDP does, except those of this package's modules, which are equal."""
+def share_buffers(root: nn.Module, known: Container[str]) -> None:
+    """Give all ranks the buffers of rank 0, as torch's DDP does.
+
+    Those of this package's modules are equal, and so are those of the root, an algorithm, with the names `known`.
+    """
     for part in root.modules():
         if not type(part).__module__.startswith("lightning_rl."):
-            for buffer in part.buffers(recurse=False):
+            for name, buffer in part.named_buffers(recurse=False):
+                if part is root and name in known:
+                    continue
                 shared = buffer.contiguous()
                 torch.distributed.broadcast(shared, 0)
                 buffer.copy_(shared)

@@ -361,6 +361,7 @@ class Snapshot(pl.Callback):
 
 OTHERWISE = {
     *("started", "logged_at", "logged_env_steps_at", "seconds", "tried_when", "open_rows"),  # the clock
+    *("made_before", "arrived", "steps_played"),  # of the progress bar
     *("folder", "file", "left_as", "path", "received", "continues", "ranks", "count_at_start"),  # of this process
     *("_trainer", "trainer", "_before", "hparams", "_hparams_initial", "given_arguments", "bar", "console", "resumed", "seed", "_seed"),
     *("_manifests", "store", "best_model_path"),  # what was saved, and where

@@ -1,6 +1,7 @@
 """The reader's way: one iteration of PPO and of SAC from the environment's step to changed weights enters few files and functions."""
 
 import gc
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -11,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 def load_way():
     spec = spec_from_file_location("way", ROOT / "docs" / "way.py")
-    module = module_from_spec(spec)
+    module = sys.modules["way"] = module_from_spec(spec)  # its classes can be found by their path, also in later tests
     spec.loader.exec_module(module)
     return module
 

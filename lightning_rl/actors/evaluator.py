@@ -166,7 +166,7 @@ class Evaluator:
         on_nan = "report" if on_nan == "raise" else on_nan  # the run's guard stops it
         self.seats = [_JobSeat(k, env, spaces.masked, on_nan, "in a generation") for k, env in enumerate(envs)]
         self.longest = longest_episode(envs[0])
-        self.steps = 0
+        self.steps_played = 0
         """Environment steps of all calls so far."""
 
     def describe(self) -> str:
@@ -197,7 +197,7 @@ class Evaluator:
                 seat.write(obs, mask, start)
             x, memory = population.act(obs, memory, start)
             actions = draw_actions(self.network, x, mask, generators if self.stochastic else [])
-            self.steps += len(busy)
+            self.steps_played += len(busy)
             ended = [seat for seat in busy if seat.play(tree_index(actions, seat.index), longest)]
             for seat in ended:
                 episodes.append(seat.episode())

@@ -109,7 +109,7 @@ class EvaluatorPool:
         """Return the steps of evaluators in this process, or of episodes that others have sent, as `Collector.steps_made` does."""
         if isinstance(self.workers, LocalWorkers | ThreadWorkers):
             evaluators: Any = self.workers.workers
-            return sum(each.steps for each in evaluators)
+            return sum(each.steps_played for each in evaluators)
         return self.arrived
 
     def collect(self) -> Results:

@@ -454,7 +454,9 @@ def copy_network(network: Module) -> Module:
     values = structure_of(network).values()
     functions = [getattr(each, "__func__", each) for value in values for each in (value if isinstance(value, tuple) else (value,))]
     refers = any(getattr(function, "__closure__", None) for function in functions)
-    try:
-        return pickle.loads(cloudpickle.dumps(network)) if refers else deepcopy(network)
+    attributes = [value for part in network.modules() for value in vars(part).values()]
+    computed = {id(value): value.detach().clone() for value in attributes if isinstance(value, Tensor) and not value.is_leaf}
+    try:  # tensors that old weight normalization and pruning compute are not parameters, and cannot be copied with their graph
+        return pickle.loads(cloudpickle.dumps(network)) if refers else deepcopy(network, computed)
     except Exception as error:  # of a user's function
         raise SettingError(f"the policy cannot be copied: {type(error).__name__}: {str(error).splitlines()[0]}") from error

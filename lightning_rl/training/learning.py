@@ -349,7 +349,7 @@ class LearningRun(Run):
             rollout = self.collector.rollout()
             self.network.normalizer.gather(rollout.obs, rollout.valid)
         if self.trainer.world_size > 1:
-            share_buffers(self)
+            share_buffers(self, ("discounts", "ignore_done"))
         self.guard.end_iteration()
 
     def learning_metrics(self) -> dict[str, float]:
