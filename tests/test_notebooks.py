@@ -73,18 +73,24 @@ print("at", model.env_steps)
 """
 
 
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("default")
-def test_a_notebook_without_ipywidgets_shows_a_bar_that_moves_and_python_to_go_on_with(tmp_path):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PROGRAM)])
-    shown = []
+def run_cell(program, folder):
+    """Run a notebook of one cell. Return it, and the kind and content of each message from its kernel."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(program)])
+    messages = []
 
     class Client(NotebookClient):
         def process_message(self, message, cell, index):
-            shown.append((message["msg_type"], message["content"]))
+            messages.append((message["msg_type"], message["content"]))
             return super().process_message(message, cell, index)
 
-    Client(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    Client(notebook, timeout=100, resources={"metadata": {"path": str(folder)}}).execute()
+    return notebook, messages
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("default")
+def test_a_notebook_without_ipywidgets_shows_a_bar_that_moves_and_python_to_go_on_with(tmp_path):
+    notebook, shown = run_cell(PROGRAM, tmp_path)
     updates = [content["data"] for kind, content in shown if kind == "update_display_data"]
     lines, bars = ([update[form] for update in updates] for form in ("text/plain", "text/html"))
     text = "".join(content["text"] for kind, content in shown if kind == "stream")
@@ -124,16 +130,8 @@ lrl.Trainer(evaluation=evaluation, logger=False).fit(lrl.PPO(env, n_steps=64, ba
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("default")
 def test_a_notebook_shows_long_iterations_and_evaluations_while_they_last(tmp_path):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SLOW)])
-    lines = []
-
-    class Client(NotebookClient):
-        def process_message(self, message, cell, index):
-            if message["msg_type"] == "update_display_data":
-                lines.append(message["content"]["data"]["text/plain"])
-            return super().process_message(message, cell, index)
-
-    Client(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    _, shown = run_cell(SLOW, tmp_path)
+    lines = [content["data"]["text/plain"] for kind, content in shown if kind == "update_display_data"]
     steps = [int(line.partition("/")[0]) for line in lines if " · iteration: " in line]
     assert steps == sorted(steps) and len({step for step in steps if 0 < step < 64}) > 1
     assert any("evaluation: 1 of 3 episodes" in line for line in lines)

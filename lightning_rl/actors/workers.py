@@ -274,10 +274,10 @@ class RemoteWorkers(Workers):
     def _start_worker(self, i: int) -> None:
         copied = inference_copy(self.network)
         try:
-            made_of = cloudpickle.dumps((self.build, copied))
+            pickled = cloudpickle.dumps((self.build, copied))
         except Exception as error:  # of a user's class or function, or of a part of torch that cannot be sent
             raise SettingError(f"the policy or its environment cannot be sent to actors: {error_line(error)}") from error
-        self._start(i, len(self.failures.times[i]), made_of)
+        self._start(i, len(self.failures.times[i]), pickled)
         self.deadlines[i] = time.monotonic() + max(self.timeout, START_TIMEOUT)
 
     def _restart(self, i: int, reason: str) -> None:

@@ -373,7 +373,7 @@ OF_RUNS = {"by_batch", "epsilon", "exploration", "hooks", "shown"}
 """Attributes that runs change themselves."""
 
 
-ADDED = object()
+ABSENT = object()
 """Stands for what a structure lacks."""
 
 
@@ -395,9 +395,8 @@ def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lamb
             found |= {f"{name}.{key}": "parameter" for key, _ in part.named_parameters(recurse=False)}
         for key in own.keys() - OF_TORCH - OF_RUNS:
             value = own[key]
-            if getattr(value, "__func__", value) is getattr(type(part), key, ADDED):  # Lightning puts `forward` back so
-                continue
-            if isinstance(value, FUNCTIONS) or (name and with_attributes(type(part)) and is_plain(value)):
+            is_replaced = isinstance(value, FUNCTIONS) and getattr(value, "__func__", value) is not getattr(type(part), key, None)
+            if is_replaced or (name and with_attributes(type(part)) and is_plain(value)):  # Lightning puts its methods back as attributes
                 found[f"{name}{dot}{key}"] = value
         if hooks := tuple(hooks_of([part])):
             found[f"hooks of {name or 'the algorithm'}"] = hooks
@@ -426,17 +425,18 @@ def changes_of(before: Structure, now: Structure) -> dict[str, str]:
     """Return a text for each difference of two structures by its place; a part of another class stands for all that is in it."""
     found: dict[str, str] = {}
     for place in [*now, *(place for place in before if place not in now)]:
-        old, new = before.get(place, ADDED), now.get(place, ADDED)
+        old, new = before.get(place, ABSENT), now.get(place, ABSENT)
         part = place.removeprefix("hooks of ")
         if new is old or new == old or any(f"{part}.".startswith(f"{other}.") for other in found):
             continue
-        ways = {"replaced": isinstance(new, FUNCTIONS), "added": old is ADDED, "removed": new is ADDED}
+        ways = {"replaced": isinstance(new, FUNCTIONS), "added": old is ABSENT, "removed": new is ABSENT}
         way = next((way for way, holds in ways.items() if holds), f"{show(new)} for {show(old)}")
         found[place] = place if place.startswith("hooks of ") else f"{place} ({way})"
     return found
 
 
 def show(value: object) -> str:
+    """Return the name of a class, or the text of another value."""
     return value.__name__ if isinstance(value, type) else str(value)
 
 

@@ -490,11 +490,12 @@ class Run(HookedModule):
     @property
     def changes(self) -> dict[str, str]:
         """Return what was changed in its networks after they were built, by place; checkpoints do not hold it."""
-        found = {}
-        for each in self.parts:
-            for place, text in changes_of(each.built, structure_of(each, is_packaged)).items() if "built" in vars(each) else ():
-                found[f"{each.behavior}/{place}"] = f"{each.behavior}: {text}" if each.behavior else text
-        return found
+        changes = {}
+        for part in self.parts:
+            if "built" in vars(part):  # an algorithm; a run of several has no networks of its own
+                for place, text in changes_of(part.built, structure_of(part, is_packaged)).items():
+                    changes[f"{part.behavior}/{place}"] = f"{part.behavior}: {text}" if part.behavior else text
+        return changes
 
     def _states_of_ranks(self) -> list[State]:
         """Return the states of all ranks as plain data, on every rank."""
