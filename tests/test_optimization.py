@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_rl import optimization
 from lightning_rl.errors import SettingError
@@ -291,3 +292,54 @@ def test_a_name_of_an_earlier_version_is_todays_optimizer_and_one_line_says_so()
     for unknown in ("FlatParameters", "FlatLBFGS", "Adam"):
         with pytest.raises(AttributeError, match=unknown):
             getattr(optimization, unknown)
+
+
+def trained(optimizer_of, steps=4, before=lambda optimizer: None):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    optimizer = optimizer_of(net)
+    before(optimizer)
+    for _ in range(steps):
+        net(torch.randn(8, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]), optimizer
+
+
+@pytest.mark.parametrize("group", [{}, {"weight_decay": 0.1}, {"maximize": True}, {"amsgrad": True}, {"lr": 0.1, "eps": 1e-3}])
+def test_a_scheduled_adam_moves_weights_as_torchs_fused_adam_whatever_its_group_says(group):
+    def configure(optimizer):
+        optimizer.param_groups[0].update({"lr": 0.01, **group})
+
+    ours, optimizer = trained(ScheduledAdam, before=configure)
+    theirs, torchs = trained(lambda net: torch.optim.Adam(net.parameters(), fused=True), before=configure)
+    assert torch.equal(ours, theirs)
+    states = optimizer.state_dict()["state"], torchs.state_dict()["state"]
+    assert all(torch.equal(states[0][k][name], states[1][k][name]) for k in states[1] for name in states[1][k])
+
+
+def test_hooks_of_a_scheduled_adams_steps_are_called_also_those_registered_later_and_for_all_optimizers():
+    calls = []
+
+    def register(optimizer):
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+
+    trained(ScheduledAdam, steps=3, before=register)
+    assert calls == ["before", "after"] * 3
+    handle = register_optimizer_step_post_hook(lambda *_: calls.append("all"))
+    trained(ScheduledAdam, steps=3)
+    handle.remove()
+    assert calls[6:] == ["all"] * 3
+
+
+def test_a_profiler_sees_the_steps_of_a_scheduled_adam():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        trained(ScheduledAdam, steps=3)
+    assert next(event.count for event in profile.key_averages() if event.key.startswith("Optimizer.step#")) == 3
+
+
+@pytest.mark.parametrize("shapes", [[], [(3,)], [(4, 2), (4,), ()], [(64, 64)] * 5])
+def test_the_norm_of_gradients_is_torchs_total_norm_bit_for_bit(shapes):
+    gradients = [torch.randn(shape, generator=torch.Generator().manual_seed(k)) for k, shape in enumerate(shapes)]
+    assert torch.equal(optimization.total_norm(gradients), torch.nn.utils.get_total_norm(gradients).float())

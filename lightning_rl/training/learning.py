@@ -358,7 +358,9 @@ class LearningRun(Run):
 
     def recorded_metrics(self) -> dict[str, float]:
         means = {
-            name if "/" in name else f"train/{name}": torch.stack([torch.as_tensor(each) for each in values]).mean()
+            name if "/" in name else f"train/{name}": (
+                torch.tensor(values) if isinstance(values[0], float) else torch.stack(list(map(torch.as_tensor, values)))
+            ).mean()
             for name, values in self.recorded.items()
             if values
         }

@@ -145,8 +145,13 @@ class RowTable:
 
     def take(self, rows: np.ndarray) -> Tree:
         """Return copies of rows, `[*rows.shape, ...]`; numbers are contiguous, so that sums round the same way in both layouts."""
-        leaves = tree_map(self.records.take(rows).__getitem__, self._names)
-        return tree_map(lambda leaf: leaf.copy() if leaf.ndim == rows.ndim else leaf, leaves)
+        records = self.records.take(rows)
+
+        def leaf(name: str) -> np.ndarray:
+            taken = records[name]
+            return taken.copy() if taken.ndim == rows.ndim else taken
+
+        return tree_map(leaf, self._names)
 
     def resize(self, rows: int) -> None:
         """Change the number of rows; the first rows keep their values."""
