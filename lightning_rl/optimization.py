@@ -44,7 +44,10 @@ class ScheduledAdam(ScheduledOptimizer, torch.optim.Adam):
         group, *others = self.param_groups
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         states = [self.state[parameter] for parameter in parameters]
-        if closure is not None or others or not all(states) or not is_plain_step(self, group, parameters):
+        is_usual = group["fused"] and not (group["amsgrad"] or group["capturable"] or group["differentiable"] or others or closure)
+        watched = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or profiler._is_profiler_enabled
+        watched = watched or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or hasattr(self, "grad_scale")
+        if watched or not (is_usual and all(states) and parameters and parameters[0].is_cpu and isinstance(group["lr"], float)):
             return super().step(closure)
         steps, moments, squares = ([state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq"))
         rate, (beta1, beta2), decay, eps = group["lr"], group["betas"], group["weight_decay"], group["eps"]
@@ -56,14 +59,6 @@ class ScheduledAdam(ScheduledOptimizer, torch.optim.Adam):
         return None
 
     step.hooked = True  # type: ignore[attr-defined]  # otherwise torch would wrap it, to call hooks that `super().step` calls
-
-
-def is_plain_step(adam: Optimizer, group: dict[str, Any], parameters: Sequence[Tensor]) -> bool:
-    """Return whether a step of Adam is nothing but a call of its kernel: on the CPU, not watched by hooks or a profiler, and usual."""
-    watched = adam._optimizer_step_pre_hooks or adam._optimizer_step_post_hooks or profiler._is_profiler_enabled
-    watched = watched or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    usual = group["fused"] and not (group["amsgrad"] or group["capturable"] or group["differentiable"] or isinstance(group["lr"], Tensor))
-    return bool(parameters) and parameters[0].is_cpu and usual and not watched and not hasattr(adam, "grad_scale")
 
 
 class ScheduledRAdam(ScheduledOptimizer, torch.optim.RAdam):
@@ -170,20 +165,16 @@ def with_gradient(loss: Tensor, gradient: Tensor, parameters: Sequence[Tensor]) 
     return KnownGradient.apply(loss, gradient, *parameters)
 
 
-def backward(loss: Tensor, parameters: Sequence[Tensor]) -> None:
-    """Set the gradients of parameters, as `loss.backward(inputs=parameters)` does.
-
-    A compiled loss knows its gradient. If no hook waits for it, it is set directly, which takes a fifth of the time.
-    """
+def set_known_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Set the gradients of parameters if they are known and no hook waits for them, which takes a fifth of the time of a backward pass."""
     known: Any = loss.grad_fn
-    own: tuple[Tensor, ...] = getattr(known, "parameters", ())
-    waits = loss._backward_hooks or loss.retains_grad
-    waits = waits or any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in own)
-    if not own or waits or not {*map(id, own)} <= {*map(id, parameters)}:
-        loss.backward(inputs=parameters)
-        return
+    own: tuple[Tensor, ...] = known.parameters
+    waits = any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in own)
+    if waits or loss._backward_hooks or loss.retains_grad or not {*map(id, own)} <= {*map(id, parameters)}:
+        return False
     for parameter, gradient in zip(own, split_like(known.gradient, own), strict=True):
         parameter.grad = gradient
+    return True
 
 
 def gradient_step(
@@ -219,8 +210,9 @@ def gradient_step(
         if parameter.requires_grad:
             parameters.append(parameter)
     hooks("on_before_backward", loss)
-    if parameters:
-        backward(scaler.scale(loss), parameters)
+    scaled = scaler.scale(loss)
+    if parameters and not (hasattr(scaled.grad_fn, "parameters") and set_known_gradient(scaled, parameters)):
+        scaled.backward(inputs=parameters)
     loss = loss.detach()
     if world_size > 1:
         loss = average(loss, parameters)
@@ -232,7 +224,8 @@ def gradient_step(
     scaler.unscale_(optimizer)
     hooks("on_before_optimizer_step", optimizer)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = total_norm(gradients)
+    norms = torch._foreach_norm(gradients) if gradients else [torch.zeros(())]
+    norm = torch.linalg.vector_norm(torch.stack(norms))  # as torch.nn.utils.get_total_norm, in half its time
     if max_norm < math.inf and (norm.device.type != "cpu" or norm.item() > max_norm):
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor)
@@ -246,11 +239,6 @@ def gradient_step(
     else:
         scaler.update(scale)  # a bad loss does not mean that the scale is too large
     return norm, finite
-
-
-def total_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the Euclidean norm of all gradients together, as `torch.nn.utils.get_total_norm` does in twice the time."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) if gradients else torch.zeros(())
 
 
 def average(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:

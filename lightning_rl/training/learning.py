@@ -118,14 +118,13 @@ class LearningRun(Run):
         collector: Any = self.dataset.collector
         if collector.rows == self.counted_rows:  # the same on all ranks
             return
-        self.counted_rows = collector.rows
-        self.env_steps, self.episodes = collector.env_steps, collector.statistics.episodes
+        steps, episodes = collector.env_steps, collector.statistics.episodes
         if self.trainer.world_size > 1:
-            counts = [self.env_steps, self.episodes, collector.guard.error is not None]
-            total = torch.tensor(counts, dtype=torch.float64, device=self.device)
+            total = torch.tensor([steps, episodes, collector.guard.error is not None], dtype=torch.float64, device=self.device)
             torch.distributed.all_reduce(total)
             collector.guard.agree(bool(total[2]))
-            self.env_steps, self.episodes = int(total[0]), int(total[1])
+            steps, episodes = int(total[0]), int(total[1])
+        vars(self).update(counted_rows=collector.rows, env_steps=steps, episodes=episodes)  # no settings, as in `end_update`
 
     def finished_episodes(self) -> dict[str, list[Finished]]:
         assert self.collector is not None
@@ -223,7 +222,7 @@ class LearningRun(Run):
 
     def end_update(self, batch: Any) -> None:
         """Finish an update: count it, update reward signals and cloning, and call `on_update_end` of callbacks."""
-        self.updates += 1
+        vars(self)["updates"] += 1  # no setting, so that `__setattr__` need not look
         for learner in self.active_learners:
             learner.end_update(self, batch)
         for callback in self.followers:

@@ -145,13 +145,8 @@ class RowTable:
 
     def take(self, rows: np.ndarray) -> Tree:
         """Return copies of rows, `[*rows.shape, ...]`; numbers are contiguous, so that sums round the same way in both layouts."""
-        records = self.records.take(rows)
-
-        def leaf(name: str) -> np.ndarray:
-            taken = records[name]
-            return taken.copy() if taken.ndim == rows.ndim else taken
-
-        return tree_map(leaf, self._names)
+        records, flat = self.records.take(rows), rows.ndim
+        return tree_map(lambda name: records[name].copy() if records[name].ndim == flat else records[name], self._names)
 
     def resize(self, rows: int) -> None:
         """Change the number of rows; the first rows keep their values."""
