@@ -53,11 +53,6 @@ def split_mask(mask: Tree, widths: list[int]) -> Sequence[Tree]:
     return [()] * len(widths) if isinstance(mask, tuple) else mask.split(widths, -1)
 
 
-def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
-    """Sample Gumbel noise, −log of exponential noise: the argmax of logits + noise is a sample from their softmax."""
-    return torch.empty_like(logits).exponential_(generator=generator).log_().neg_()
-
-
 class Distribution(nn.Module):
     """The interface of distributions.  `num_inputs`: width of x; `num_parts`: D; `mask_width`: M, the width of masks, 0 without choices."""
 
@@ -139,6 +134,10 @@ class DiscreteDistribution(Distribution):
         """Return the choice of each branch, `[..., len(sizes)]`."""
         raise NotImplementedError
 
+    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Sample Gumbel noise of the shape of x, −log of exponential noise: the argmax of logits + noise is a sample from their softmax."""
+        return torch.empty_like(x).exponential_(generator=generator).log_().neg_()
+
     def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
         return -self.evaluate(x, action)[0].sum(-1)
 
@@ -153,16 +152,12 @@ class Categorical(DiscreteDistribution):
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return self.draw(masked(x, mask), self.noise(x, generator))
 
-    def noise(self, x: Tensor, generator: Generator | None) -> Tensor:
-        """Sample Gumbel noise of the shape of x."""
-        return gumbel(x, generator)
-
     def draw(self, x: Array, noise: Array) -> Array:
         """Return the action for logits and noise, arrays or tensors."""
         return (x + noise).argmax(-1)
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
-        return self.draw(masked(torch.zeros_like(x), mask), gumbel(x, generator))
+        return self.draw(masked(torch.zeros_like(x), mask), DiscreteDistribution.noise(self, x, generator))
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tensor:
         return masked(x, mask).argmax(-1)
@@ -230,7 +225,7 @@ class MultiCategorical(DiscreteDistribution):
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         logits = self._logits(x, mask)
-        return (logits + gumbel(logits, generator)).argmax(-1)
+        return (logits + self.noise(logits, generator)).argmax(-1)
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tensor:
         return self.sample(torch.zeros_like(x), mask, generator)

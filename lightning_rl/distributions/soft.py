@@ -60,7 +60,7 @@ class SoftActions(nn.Module):
     def noise(self, num: int, generator: Generator) -> Tensor:
         """Sample standard normal noise `[num, A]` for the continuous dimensions."""
         parts = [torch.empty(num, width, device=generator.device).normal_(generator=generator) for width in self.widths]
-        return _join(parts or [torch.empty(num, 0, device=generator.device)])
+        return torch.cat(parts or [torch.empty(num, 0, device=generator.device)], -1)
 
     def evaluate(self, x: Tensor, noise: Tensor, mask: Tree = ()) -> SoftSample:
         """Return the policy for `x [B, num_inputs]`, with continuous dimensions sampled with `noise [B, A]`."""
@@ -74,13 +74,13 @@ class SoftActions(nn.Module):
                 log_probs.append(leaf.log_probs(part, legal).clamp(min=MIN_LOG_PROB))
         action, log_prob, probs, entropy = None, None, torch.ones_like(x[:, :1]), []
         if draws:
-            action, log_prob = (_join(list(parts)) for parts in zip(*draws, strict=True))
+            action, log_prob = (torch.cat(parts, -1) for parts in zip(*draws, strict=True))
             entropy.append(-log_prob.sum(-1, keepdim=True))
         if log_probs:
-            log_p = _join(log_probs)
+            log_p = torch.cat(log_probs, -1)
             probs = log_p.exp()
             entropy.append(-(probs * log_p).sum(-1, keepdim=True))
-        return SoftSample(action, probs, _join(entropy), log_prob)
+        return SoftSample(action, probs, torch.cat(entropy, -1), log_prob)
 
     @torch.no_grad()
     def metrics(self, sample: SoftSample, alpha: Tensor, mean: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ class SoftActions(nn.Module):
         if self.boxes == [True]:
             return tree_leaves(action)[0]
         actions = [part for box, part in zip(self.boxes, self.distribution.flat(action), strict=True) if box]
-        return _join(actions) if actions else None
+        return torch.cat(actions, -1) if actions else None
 
     def choices(self, action: Tree) -> Tensor:
         """Return the indices of stored actions' choices among the M, `[B, branches]`."""
@@ -134,7 +134,3 @@ class SoftActions(nn.Module):
         shares = [part.float().mean(-1) for leaf, legal in parts if leaf.mask_width for part in legal.split(leaf.sizes, -1)]
         left = 1 + torch.stack(shares, -1).log().sum(-1, keepdim=True) / most
         return torch.cat([target[:-1].expand(len(left), -1), target[-1:] * left], -1)
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
