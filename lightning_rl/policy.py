@@ -28,7 +28,7 @@ from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
-from lightning_rl.training.run import Run
+from lightning_rl.training.hooks import RunModule
 from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_to_numpy, tree_to_torch
 
 
@@ -110,7 +110,7 @@ class Policy:
 
 
 def load_policy(
-    source: str | Path | Run, map_location: str | torch.device = "cpu", behavior: str | None = None, env: Env | None = None
+    source: str | Path | RunModule, map_location: str | torch.device = "cpu", behavior: str | None = None, env: Env | None = None
 ) -> Policy:
     """Load the policy of a checkpoint, a run or a shared agent, or copy the current policy of an algorithm.
 
@@ -126,22 +126,22 @@ def load_policy(
         SettingError: the behavior, agent or file does not exist or cannot be read; see `Algorithm.load_from_checkpoint`; or an older
             version trained it on observations of `NormalizeObservation`, whose statistics were not saved.
     """
-    if isinstance(source, Run) and env is not None:
+    if isinstance(source, RunModule) and env is not None:
         raise SettingError("env is for a file that names no environment; an algorithm has its own")
-    algorithm = choose_behavior(source if isinstance(source, Run) else load_run(source, map_location, env), behavior)
+    algorithm = choose_behavior(source if isinstance(source, RunModule) else load_run(source, map_location, env), behavior)
     if env is None and isinstance(algorithm.env, EnvConfig):
         check_saved_statistics(algorithm.env.wrappers)
-    network = copy_network(algorithm.network) if isinstance(source, Run) else algorithm.network
+    network = copy_network(algorithm.network) if isinstance(source, RunModule) else algorithm.network
     return Policy(network.to(map_location).eval(), algorithm.spaces)
 
 
-def load_run(path: str | Path, map_location: str | torch.device = "cpu", env: Env | None = None) -> Run:
+def load_run(path: str | Path, map_location: str | torch.device = "cpu", env: Env | None = None) -> RunModule:
     """Load the algorithm of a checkpoint, run or shared agent, or that of several behaviors."""
-    return Run.load_from_checkpoint(path, map_location, **_given(env))
+    return RunModule.load_from_checkpoint(path, map_location, **_given(env))
 
 
 def evaluate(
-    checkpoint_or_algorithm: str | Path | Run,
+    checkpoint_or_algorithm: str | Path | RunModule,
     episodes: int = 100,
     seed: int = 20_000,
     num_envs: int = 10,
@@ -181,7 +181,7 @@ def evaluate(
     check_flag("deterministic", deterministic)
     given = checkpoint_or_algorithm
     algorithm = load_with_env(given, env) if isinstance(given, str | Path) else given
-    if not isinstance(algorithm, Run):
+    if not isinstance(algorithm, RunModule):
         raise SettingError(f"evaluate takes a checkpoint, a run's folder or an algorithm, got {type(algorithm).__name__}")
     if env is not None and algorithm is given:
         raise SettingError("env is for a checkpoint; an algorithm is evaluated in its own environment")
@@ -191,7 +191,7 @@ def evaluate(
 
 
 def play_episodes(
-    algorithm: Run,
+    algorithm: RunModule,
     episodes: int,
     seed: int,
     num_envs: int = 10,
@@ -206,7 +206,7 @@ def play_episodes(
     check_seed("seed", seed)
     if max_episode_steps is not None:
         check_range("max_episode_steps", max_episode_steps, 1, whole=True)
-    env = algorithm.current_env
+    env = algorithm.run.current_env
     if not (isinstance(env, EnvConfig) or callable(env)):
         raise SettingError("evaluate cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
     together = min(num_envs, episodes)
@@ -226,7 +226,7 @@ def play_episodes(
         return episode_player.play(network, episodes, seed, deterministic)
 
 
-def statistics(algorithm: Run, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:
+def statistics(algorithm: RunModule, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:
     """Return the statistics of episodes, the exploitability in a small game, and how long the policy was trained."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
     known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, deterministic)
@@ -248,7 +248,7 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
 
     try:
         files[0].parent.mkdir(exist_ok=True)
-        player = make_player(with_render_mode(algorithm.current_env), 1, max_episode_steps, algorithm.spaces, [recording])
+        player = make_player(with_render_mode(algorithm.run.current_env), 1, max_episode_steps, algorithm.spaces, [recording])
         player.on_nan = getattr(algorithm, "on_nan", "raise")
         with closing(player), torch_threads(1):
             return player.play(algorithm.network, len(files), seed, True)
@@ -258,7 +258,7 @@ def record_episodes(algorithm: Any, files: Sequence[Path], seed: int, max_episod
         raise SettingError(f"{files[0].parent} could not be written to ({error.strerror or error})") from error
 
 
-def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.Env:
+def make_env(source: str | Path | RunModule, render_mode: str | None = None) -> gym.Env:
     """Build one environment as in the training of a policy, with the arguments, wrappers and frame stacking of its settings.
 
     Parameters with a curriculum have the values of its last lesson.
@@ -271,9 +271,9 @@ def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.En
         SettingError: a checkpoint cannot be loaded or does not name an environment; or the environment cannot be built, has several
             agents, or is built by a function and `render_mode` is given.
     """
-    algorithm = source if isinstance(source, Run) else load_with_env(source)
-    env = algorithm.current_env
-    if algorithm.spaces.agents or algorithm.learner_names:
+    algorithm = source if isinstance(source, RunModule) else load_with_env(source)
+    env = algorithm.run.current_env
+    if algorithm.spaces.agents or "" not in algorithm.run.learners:
         raise SettingError("make_env is for single-agent environments; build a multi-agent one as its package does")
     if isinstance(env, VectorEnv) or env is None:
         raise SettingError("make_env cannot build a ready environment again; train on an id, an EnvConfig or a function that builds one")
@@ -286,7 +286,7 @@ def make_env(source: str | Path | Run, render_mode: str | None = None) -> gym.En
 
 def load_with_env(path: str | Path, env: Env | None = None) -> Any:
     """Load the algorithm of a checkpoint with its environment, or with the given one."""
-    algorithm = Run.load_from_checkpoint(path, **_given(env))
+    algorithm = RunModule.load_from_checkpoint(path, **_given(env))
     if algorithm.env is None:
         way_out = "give env= from Python, or --env ID where the command has it"
         raise SettingError(f"{path} was trained on a ready environment, which a file cannot store; {way_out}")

@@ -11,7 +11,7 @@ import torch
 
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
-from lightning_rl.callbacks.iteration import TargetNetworkUpdate, match_targets
+from lightning_rl.callbacks.iteration import match_targets
 from lightning_rl.config_files import Plain
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
@@ -30,6 +30,7 @@ from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces, add_hidden, as_rows, describe_space, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
+from lightning_rl.training.additions import is_packaged, note_attributes
 from lightning_rl.training.arguments import (
     Range,
     check_arguments,
@@ -40,14 +41,14 @@ from lightning_rl.training.arguments import (
 )
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
-from lightning_rl.training.hooks import is_packaged, note_attributes
-from lightning_rl.training.learning import LearningRun
+from lightning_rl.training.learning import Learner
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {
+    "run",
     "count",
     "counted",
     "length",
@@ -60,7 +61,6 @@ RESERVED = {
     "seed",
     "guard",
     "recorded",
-    "parameter_values",
 }
 """Names that a run uses itself: a setting or attribute with one of these names would shadow it."""
 
@@ -82,7 +82,7 @@ class MarkBuilt(type):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Algorithm(LearningRun, metaclass=MarkBuilt):
+class Algorithm(Learner, metaclass=MarkBuilt):
     """A reinforcement-learning algorithm: its networks, experience and loss.
 
     Subclasses build `self.network` in `__post_init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`. A
@@ -190,8 +190,6 @@ class Algorithm(LearningRun, metaclass=MarkBuilt):
         self.memory = as_memory(self.memory)
         built = {"env": self.env, "memory": self.memory, "self_play": self.self_play}
         self.save_hyperparameters(plain({name: built.get(name, value) for name, value in settings.items()}))
-        self.target_update: TargetNetworkUpdate | None = None
-        """The update of target networks, if there are any."""
         self._make_signals()
 
     def _make_signals(self) -> None:
@@ -264,6 +262,7 @@ class Algorithm(LearningRun, metaclass=MarkBuilt):
 
     @property
     def length(self) -> int:
+        """Return the count at which the run ends."""
         return int(getattr(self, f"max_{self.counter}"))
 
     @property
@@ -285,9 +284,11 @@ class Algorithm(LearningRun, metaclass=MarkBuilt):
         return make_opponent(name, self.spaces, num_rows)
 
     def learning_callbacks(self) -> list[pl.Callback]:
+        """Return the callbacks that learning needs; a user's callback of the same class replaces one."""
         return [*self.curriculum, *self.past_selves, *([] if self.target_update is None else [self.target_update])]
 
     def describe(self) -> Plain:
+        """Return the plain data with which a checkpoint can rebuild this module."""
         spaces = [space_to_plain(space) for space in self.spaces[:2]]
         own = self.spaces
         agents = {"agents": list(own.agents), "in_turn": own.one_learns, "joint": own.joint} if own.agents else {}

@@ -15,8 +15,8 @@ from lightning_rl.errors import SettingError
 from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_behavior
+from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.loading import checkpoint_of
-from lightning_rl.training.run import Run
 from lightning_rl.training.settings import ReplayFields
 from lightning_rl.types import Transition, Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
@@ -68,7 +68,7 @@ class Teacher:
             raise SettingError(f"teacher must be {kind}, got {source!r}")
         path = checkpoint_of(source, "teacher", "best.ckpt")
         # Stable-Baselines3 does not save the environment
-        run = Run.load_from_checkpoint(path, device, env=env) if is_zip(path) else Run.load_from_checkpoint(path, device)
+        run = RunModule.load_from_checkpoint(path, device, env=env) if is_zip(path) else RunModule.load_from_checkpoint(path, device)
         stored = choose_behavior(run, None)
         theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):

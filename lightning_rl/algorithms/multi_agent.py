@@ -14,30 +14,23 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.evaluation import begin_hook
-from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.config_files import Plain
 from lightning_rl.data.agent_episodes import BehaviorPolicies
-from lightning_rl.data.dataset import ReplayDataset
-from lightning_rl.data.episodes import Finished
-from lightning_rl.data.groups import GroupDataset
-from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.shared import JointDataset
-from lightning_rl.data.turns import Turns
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSetting, EnvSource, as_config, count_envs
 from lightning_rl.envs.stepping import make_world
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.nan_policy import Guard
 from lightning_rl.spaces import Spaces, to_plain
 from lightning_rl.training.arguments import as_integer, plain
 from lightning_rl.training.behaviors import as_behavior, check_learner, describe_learner, find_sides
-from lightning_rl.training.experience import frozen_experience
+from lightning_rl.training.hooks import RunModule, call_hook
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.run import Run
 from lightning_rl.types import State
 
 
-class MultiAgent(Run):
+class MultiAgent(RunModule):
     """A run that trains several behaviors, each with its own algorithm, on the same steps of a shared environment.
 
     Each algorithm sets the length of its iterations. A batch contains the iterations that are complete, keyed by behavior. Environment
@@ -89,7 +82,6 @@ class MultiAgent(Run):
                 except SettingError as error:
                     raise type(error)(f"behavior {name}: {error}") from error
             check_learner(name, learner)
-            learner.behavior = name
             algorithms[name] = learner
         self.algorithms: Mapping[str, Algorithm] = nn.ModuleDict(algorithms)  # type: ignore[assignment]
         """The algorithm of each behavior, frozen or not."""
@@ -99,8 +91,9 @@ class MultiAgent(Run):
             raise SettingError("behaviors: none of them learns; give one a class_path")
         self.counted_steps = 0
         """Steps of the shared environment that `env_steps` includes."""
-        self.newest: dict[str, dict[str, float]] = {}
-        """Metrics of the newest iteration of each behavior."""
+        self.run = Run(self, self.learners, {name: algorithms[name] for name in self.frozen})
+        for name, algorithm in algorithms.items():
+            algorithm.join(self.run, name)
         self.rivals = [name for name in behaviors if algorithms[name].self_play is not None]
         """Behaviors that take turns learning, in the order of the setting."""
         if len(self.rivals) == 1:
@@ -152,18 +145,15 @@ class MultiAgent(Run):
 
     # ---------------------------------------------------------------- experience
 
-    def experience(self) -> JointDataset:
+    def build_dataset(self) -> JointDataset:
         world = make_world(self.env, self.sides, self.global_rank * self.num_envs if self.has_trainer else 0)
-        datasets: dict[str, RolloutDataset | GroupDataset | ReplayDataset] = {}
-        for name, algorithm in self.algorithms.items():
-            algorithm.env.side = world.sides[name]
-            vars(algorithm)["dataset"] = frozen_experience(algorithm) if name in self.frozen else algorithm.experience()
-            if not isinstance(algorithm.dataset, RolloutDataset | GroupDataset | ReplayDataset):
-                raise SettingError(f"behavior {name}: {type(algorithm).__name__} cannot learn from the steps of a shared environment")
-            datasets[name] = algorithm.dataset
-        lengths = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]
+        datasets = {name: algorithm.build_side(world.sides[name], name in self.frozen) for name, algorithm in self.algorithms.items()}
+        lengths: list[Any] = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]
         seed = int(np.random.SeedSequence([torch.initial_seed(), self.global_rank, self.count]).generate_state(1)[0]) // 2
-        return JointDataset(world, datasets, seed, sum(-(-self.max_env_steps // length) for length in lengths), self.rivals)
+        iterations = sum(-(-self.max_env_steps // length) for length in lengths)
+        self.counted_steps = 0
+        self.dataset = JointDataset(world, datasets, seed, iterations, {name: self.algorithms[name] for name in self.rivals})
+        return self.dataset
 
     def training_step(self, batch: Mapping[str, object], batch_idx: int) -> None:
         self.outputs = {name: self._call(name, "training_step", item, batch_idx) for name, item in batch.items()}
@@ -172,7 +162,7 @@ class MultiAgent(Run):
         """Call a hook of a learner as Lightning would if it trained alone."""
         learner = self.algorithms[name]
         begin_hook(learner, hook)
-        return learner.call_hook(hook, *arguments, **named)
+        return call_hook(learner, hook, *arguments, **named)
 
     def _call_all(self, hook: str, *arguments: object, **named: object) -> None:
         for name in self.learners:
@@ -209,7 +199,7 @@ class MultiAgent(Run):
             configured: object = learner.configure_optimizers()
             if not isinstance(configured, list | tuple) or not all(isinstance(each, Optimizer) for each in configured):
                 raise SettingError(f"behavior {name}: configure_optimizers must return a list of optimizers if several behaviors learn")
-            learner.optimizer_numbers = slice(len(optimizers), len(optimizers) + len(configured))
+            self.run.optimizers_of[name] = slice(len(optimizers), len(optimizers) + len(configured))
             optimizers += configured
         return optimizers
 
@@ -225,21 +215,8 @@ class MultiAgent(Run):
         return [*self.curriculum, *past_selves]
 
     @property
-    def learner_names(self) -> list[str]:
-        return [*self.learners]
-
-    def finished_episodes(self) -> dict[str, list[Finished]]:
-        assert isinstance(self.dataset, JointDataset)
-        collectors = self.dataset.collectors
-        return {name: collectors[name].statistics.finished for name in self.dataset.full}
-
-    @property
     def length(self) -> int:
         return self.max_env_steps
-
-    @property
-    def parts(self) -> list[Run]:
-        return [self, *self.algorithms.values()]
 
     @property
     def num_envs(self) -> int:
@@ -254,82 +231,6 @@ class MultiAgent(Run):
         self.counted_steps = steps
         self.updates, self.episodes = (sum(getattr(each, name) for each in self.algorithms.values()) for name in ("updates", "episodes"))
 
-    def begin_learning(self) -> None:
-        assert isinstance(self.dataset, JointDataset)
-        self.counted_steps = 0
-        if self.rivals:
-            self.dataset.turns.began_at = self.algorithms[self.rivals[0]].env_steps
-        for name in self.frozen:
-            frozen = self.algorithms[name]
-            assert frozen.collector is not None
-            frozen.counted_rows = 0
-            frozen.guard = frozen.collector.guard = Guard(frozen.on_nan, None, self.world_size)
-        for learner in self.learners.values():
-            learner.begin_learning()
-            if learner.target_update is not None:
-                learner.target_update.on_train_start(self.trainer, learner)  # type: ignore[arg-type]
-                learner.followers = [learner.target_update, *learner.followers]
-
-    def warm_up(self) -> None:
-        for learner in self.learners.values():
-            learner.warm_up()
-
-    def schedule(self, progress: float) -> None:
-        for learner in self.learners.values():
-            if not learner.collector.is_open:  # type: ignore[union-attr]
-                self._begin(learner, learner.env_steps, progress)
-
-    def _begin(self, learner: Algorithm, began_at: int, progress: float) -> None:
-        """Set the scheduled values of a behavior for an iteration."""
-        assert learner.dataset is not None
-        learner.began_at, learner.progress = began_at, progress
-        learner.schedule(progress)
-        learner.dataset.begin_iteration(began_at, progress)
-
-    def finish_learning(self) -> None:
-        assert isinstance(self.dataset, JointDataset)
-        for name in self.dataset.full:
-            learner = self.algorithms[name]
-            learner.finish_learning()
-            self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
-        turns = self.dataset.turns
-        if turns.learner in self.dataset.full:
-            self.count_steps()  # with a replay buffer, steps are made during learning
-            self._end_turn(turns)
-
-    def _end_turn(self, turns: Turns) -> None:
-        """Switch to the next behavior if the current learner has completed its turn."""
-        learner, following = self.algorithms[turns.learner], self.algorithms[turns.next_learner]
-        assert learner.self_play is not None
-        if learner.env_steps - turns.began_at >= learner.self_play.turn_steps:
-            turns.end_turn(following.env_steps)
-            for signal in following.reward_signals.values():
-                signal.begin_episodes()
-
-    def close_iteration(self) -> None:
-        self.recorded_metrics()  # also if no row is due: a behavior's newest metrics stand in the rows up to its next iteration
-        super().close_iteration()
-
-    def learning_metrics(self) -> dict[str, float]:
-        return {f"{name}/{key}": value for name, metrics in self.newest.items() for key, value in metrics.items()}
-
-    def recorded_metrics(self) -> dict[str, float]:
-        assert isinstance(self.dataset, JointDataset)
-        for name in self.dataset.full:
-            self.newest[name] |= self.algorithms[name].recorded_metrics()
-        return self.learning_metrics()
-
-    def clear_metrics(self) -> None:
-        assert isinstance(self.dataset, JointDataset)
-        for name in self.dataset.full:
-            self.algorithms[name].clear_metrics()
-
-    def take_notices(self) -> list[str]:
-        return [f"{name}: {notice}" for name, algorithm in self.algorithms.items() for notice in algorithm.take_notices()]
-
-    def validate(self) -> dict[str, float]:
-        return {f"{name}/{key}": value for name, algorithm in self.algorithms.items() for key, value in algorithm.validate().items()}
-
     def describe(self) -> Plain:
         spaces = [to_plain(space) for space in self.spaces[:2]]
         behaviors = {
@@ -338,11 +239,10 @@ class MultiAgent(Run):
         }
         return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, "behaviors": behaviors}
 
-    def load_run(self, checkpoint: Checkpoint) -> None:
-        super().load_run(checkpoint)
-        for name, algorithm in self.algorithms.items():
-            algorithm.load_run({"lightning_rl": checkpoint["lightning_rl"]["behaviors"][name]})
-            algorithm.ranks = [{**rank, "data": rank["data"]["behaviors"][name]} for rank in self.ranks]
+    def set_counts(self, counts: Mapping[str, Any]) -> None:
+        super().set_counts(counts)
+        for name, algorithm in self.algorithms.items() if "behaviors" in counts else ():
+            algorithm.set_counts(counts["behaviors"][name])
 
     def get_learning_state(self) -> State:
         behaviors = {
@@ -350,38 +250,18 @@ class MultiAgent(Run):
             for name, learner in self.learners.items()
         }
         frozen = {name: {"guard": self.algorithms[name].guard.get_state()} for name in self.frozen}
-        return {"behaviors": behaviors, "frozen": frozen, "newest": self.newest}
+        return {"behaviors": behaviors, "frozen": frozen, "newest": self.run.newest}
 
     def set_learning_state(self, state: State) -> None:
         assert isinstance(self.dataset, JointDataset)
-        self.counted_steps, self.newest = self.dataset.joint.steps, state["newest"]
-        for algorithm in self.algorithms.values():
-            algorithm.counted_rows = algorithm.collector.rows  # type: ignore[union-attr]
+        self.counted_steps, self.run.newest = self.dataset.joint.steps, state["newest"]
         for name in self.frozen:
-            self.algorithms[name].guard.set_state(state["frozen"][name]["guard"])
+            self.algorithms[name].set_acting_state(state["frozen"][name]["guard"])
         for name, learner in self.learners.items():
             stored = state["behaviors"][name]
             learner.set_learning_state(stored)
-            if learner.collector.is_open:  # type: ignore[union-attr]
-                self._begin(learner, stored["began_at"], stored["progress"])
-
-    def continue_counts(self) -> None:
-        for algorithm in self.algorithms.values():
-            algorithm.continue_counts()
-
-    def load_buffer(self, continues: bool = True) -> None:
-        assert isinstance(self.dataset, JointDataset)
-        if not continues and self.ranks and self.rivals:  # new environments start in the saved turn
-            self.dataset.turns.set_state(self.ranks[0]["data"]["turns"], continues=False)
-        for learner in self.learners.values():
-            learner.load_buffer(continues)
-        for algorithm in self.algorithms.values():
-            algorithm.ranks = []  # all of it is loaded
-
-    def end_learning(self) -> None:
-        for algorithm in reversed([*self.algorithms.values()]):  # the first one stores torch's settings from before the run
-            algorithm.end_learning()
-            vars(algorithm)["dataset"] = None
+            if self.dataset.is_in_iteration(name):
+                learner.begin_iteration(stored["began_at"], stored["progress"])
 
 
 def seed_of(name: str) -> int:

@@ -12,7 +12,6 @@ from lightning_rl.data.groups import (
     GroupBatch,
     GroupDataset,
     GroupRollout,
-    check_groups,
     group_minibatches,
     group_returns,
     make_group_batch,
@@ -25,7 +24,7 @@ from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
 from lightning_rl.training.arguments import Range
-from lightning_rl.training.settings import ActorCriticFields, actor_critic_settings, end_burn_in
+from lightning_rl.training.settings import ActorCriticFields, actor_critic_settings, check_groups, end_burn_in
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

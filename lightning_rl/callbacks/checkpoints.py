@@ -142,11 +142,11 @@ class BestModel(Checkpoint):
         was_deleted = trainer.strategy.broadcast(self.has_saved and not self.path.is_file())
         if score >= self.best or was_deleted:
             before, self.best, saved = self.best, -math.inf if math.isnan(score) else score, False
-            pl_module.saves_run = False
+            pl_module.run.saves_run = False
             try:
                 saved = save_checkpoint(trainer, pl_module, self.path)
             finally:
-                pl_module.saves_run = True
+                pl_module.run.saves_run = True
                 self.best, self.has_saved = (self.best, True) if saved else (before, self.has_saved)
             if saved:
                 self.best_model_path = str(self.path)
@@ -204,7 +204,7 @@ class SaveCheckpoints(Checkpoint):
         self.count_at_start = self.saved_at = pl_module.count
         self.warns = not pl_module.collector.can_be_saved
         for name, dataset in getattr(pl_module.dataset, "datasets", {"": pl_module.dataset}).items():
-            learner = pl_module.algorithms[name] if name else pl_module  # type: ignore[attr-defined]
+            learner = pl_module.run.algorithms[name]
             if isinstance(dataset, ReplayDataset) and self._saves_buffer(learner, dataset):
                 dataset.store = SegmentStore(self._path("last.ckpt.d") / f"rank{trainer.global_rank}" / name)
         for past_selves in callbacks_of(trainer, SelfPlay) if trainer.is_global_zero else ():
@@ -278,7 +278,7 @@ class SaveCheckpoints(Checkpoint):
         """
         if trainer.world_size > 1 or not self.has_begun:
             return
-        if (algorithm.count if algorithm.dataset.is_whole else algorithm.began_at) <= self.saved_at:
+        if (algorithm.count if algorithm.dataset.is_whole else algorithm.run.began_at) <= self.saved_at:
             return
         weights, states = algorithm.state_dict().values(), [each.state for each in trainer.optimizers]
         if not (all(map(is_finite, weights)) and all(map(are_optimizer_states, states))):
@@ -286,7 +286,7 @@ class SaveCheckpoints(Checkpoint):
             return
         for abandons in (False, True):
             try:
-                algorithm.interrupt(abandons)
+                algorithm.run.interrupt(abandons)
                 self.save(trainer, algorithm, continues=False)
                 return
             except Exception as error:  # the error that ended the run matters more

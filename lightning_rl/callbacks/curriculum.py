@@ -78,7 +78,7 @@ class Curriculum(pl.Callback):
         known = env.parameters if isinstance(env, EnvConfig) and env.is_registered else self.parameters
         for name in self.parameters.keys() - known.keys():
             raise SettingError(f"Curriculum: {name} is not in env.parameters{nearest(name, known)}")
-        check_criteria(self.parameters, pl_module.learner_names, [each.behavior for each in callbacks_of(trainer, SelfPlay)])
+        check_criteria(self.parameters, [*pl_module.run.learners], [each.behavior for each in callbacks_of(trainer, SelfPlay)])
         for name, parameter in self.parameters.items():
             if parameter.lessons[-1].completion_criteria is not None:
                 pl_module.say(f"env.parameters.{name}: completion_criteria of the last lesson have no effect and are ignored")
@@ -106,7 +106,7 @@ class Curriculum(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         before, progress, reset = dict(self.lessons), pl_module.count / pl_module.length, False
         self.elos = {each.behavior: each.elo for each in callbacks_of(trainer, SelfPlay)}
-        for finished in of_all_ranks(pl_module.finished_episodes()):
+        for finished in of_all_ranks(pl_module.run.finished_episodes()):
             for behavior, episodes in finished.items():
                 for episode in episodes:
                     reset |= self.add_episode(pl_module, episode, progress, behavior)

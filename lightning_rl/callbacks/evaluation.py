@@ -147,7 +147,7 @@ class RolloutEvaluator(pl.Callback):
         num_envs = min(self.num_envs, self.episodes)
         named = self.opponent != "random"
         opponent = algorithm.make_opponent(self.opponent, num_envs * len(algorithm.spaces.agents)) if named else None
-        env = algorithm.current_env if self.env is None else self.env
+        env = algorithm.run.current_env if self.env is None else self.env
         wrappers = variant or self.wrappers  # wrappers that watch see the environment as it is
         try:
             player = make_player(env, num_envs, self.max_episode_steps, algorithm.spaces, wrappers, opponent)
@@ -255,15 +255,15 @@ class RolloutEvaluator(pl.Callback):
         if metrics is None:
             return
         monitored, row = trainer.strategy.broadcast((logged["callback"], logged["log"]))  # so that all ranks make the same decisions
-        algorithm.log_row(metrics | row)
+        algorithm.run.log_row(metrics | row)
         metrics |= monitored
         show_to_callbacks(trainer, monitored)
-        played = algorithm.parameter_values
+        played = algorithm.run.parameter_values
         for callback in callbacks_of(trainer, object):
             if hasattr(callback, "on_evaluation_end"):
                 callback.on_evaluation_end(trainer, algorithm, metrics)
-        if algorithm.parameter_values is not played:  # later callbacks have remembered this evaluation, which is of another task now
-            algorithm.begin_task()
+        if algorithm.run.parameter_values is not played:  # later callbacks have remembered this evaluation, which is of another task now
+            algorithm.run.begin_task()
         absent = check_monitors(trainer, metrics)
         with run_as_validation(trainer, algorithm):
             call_hooks(trainer, algorithm, "on_validation_end", without=absent)
@@ -296,7 +296,7 @@ class RolloutEvaluator(pl.Callback):
             metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in each]))
         env = algorithm.env if self.env is None else self.env
         known = find_exploitability(env, algorithm.spaces, algorithm.network, self.deterministic)
-        metrics |= {f"eval/{name}": value for name, value in known.items()} | algorithm.validate()
+        metrics |= {f"eval/{name}": value for name, value in known.items()} | algorithm.run.validate()
         show_to_callbacks(trainer, metrics)
         if self.table is not None and trainer.is_global_zero:
             self.table.add(

@@ -120,7 +120,7 @@ class EndIteration(pl.Callback):
         self.shows_return = bar is not None and not isinstance(bar, EnvStepsProgressBar)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        pl_module.check_experience()
+        pl_module.run.check_experience()
         forget_reasons(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
@@ -136,7 +136,7 @@ class EndIteration(pl.Callback):
             trainer.callbacks[:] = [*before, *others]  # type: ignore[attr-defined]  # in place: Lightning is iterating over it, at its first
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
-        pl_module.end_iteration()
+        pl_module.run.end_iteration()
         if self.shows_return and (mean := pl_module.collector.statistics.metrics().get("rollout/ep_rew_mean")) is not None:
             pl_module.log("return", mean, prog_bar=True, logger=False)  # type: ignore[attr-defined]
 
@@ -145,8 +145,8 @@ class CloseIteration(pl.Callback):
     """Call the module's own `on_train_batch_end`, write the iteration's row and begin the next iteration, before checkpoints are saved."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
-        pl_module.call_last_hook(outputs, batch, batch_idx)
-        pl_module.close_iteration()
+        pl_module.run.call_last_hook(outputs, batch, batch_idx)
+        pl_module.run.close_iteration()
 
 
 AFTER_USERS: tuple[type[pl.Callback], ...] = (CloseIteration, PlotCurve, pl.callbacks.Checkpoint)
@@ -175,7 +175,7 @@ class EndRun(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         self.during = list(trainer.callbacks)  # type: ignore[attr-defined]
-        pl_module.end_run()
+        pl_module.run.end()
 
 
 GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")

@@ -46,7 +46,7 @@ BAR_WIDTH = 12
 def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
     """Return the lines of the summary of a run that is about to start or resume."""
     name, collector, spaces = type(algorithm).__name__, algorithm.collector, algorithm.spaces
-    behaviors = f", behaviors {', '.join(algorithm.learner_names)}" if algorithm.learner_names else ""
+    behaviors = f", behaviors {', '.join(algorithm.run.learners)}" if "" not in algorithm.run.learners else ""
     num_copies = collector.num_envs // spaces.rows
     copies = "" if collector.n_steps == math.inf else f", {num_copies} cop{'ies' if num_copies > 1 else 'y'}"
     copies += f" of {spaces.rows} agents that learn" if copies and spaces.rows > 1 else ""
@@ -216,7 +216,7 @@ class EnvStepsProgressBar(ProgressBar):
     def show(self, algorithm: AlgorithmRun, activity: Sequence[str] = ()) -> None:
         """Refresh the bar, or print a line; `activity`: what takes long."""
         if self.bar is not None:
-            done = min(algorithm.count_so_far, algorithm.length)
+            done = min(algorithm.run.count_so_far, algorithm.length)
             text = self.text(algorithm, self.console.width - BAR_WIDTH - 1, activity)
             self.bar.update(self.task, completed=done, description=text, refresh=True)
         elif self.cell_output is not None:
@@ -248,7 +248,7 @@ class EnvStepsProgressBar(ProgressBar):
 
     def cell(self, algorithm: AlgorithmRun, activity: Sequence[str] = ()) -> dict[str, str]:
         """Return the bar of a notebook, in HTML and as text."""
-        text, done = self.text(algorithm, activity=activity), min(algorithm.count_so_far, algorithm.length)
+        text, done = self.text(algorithm, activity=activity), min(algorithm.run.count_so_far, algorithm.length)
         bar = f'<progress value="{done}" max="{algorithm.length}" style="width: 12em"></progress>'
         return {"text/html": f"{bar} {html.escape(text)}", "text/plain": text}
 
@@ -283,14 +283,14 @@ def describe_metrics(algorithm: AlgorithmRun) -> list[str]:
     """Return the mean return ("" without episodes) and other means of an algorithm, and its diagnostics, each as a short text."""
     found = algorithm.trainer.callback_metrics
     diagnostics = [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
-    return [*algorithm.in_short().split(" · "), *diagnostics]
+    return [*algorithm.run.in_short().split(" · "), *diagnostics]
 
 
 def join_progress(
     algorithm: AlgorithmRun, first: int, seconds: float, metrics: Sequence[str], width: int | None = None, activity: Sequence[str] = ()
 ) -> str:
     """Return the text of `describe_progress` with the texts of `describe_metrics`; `activity`: what takes long now."""
-    count, name, (mean, *others) = algorithm.count_so_far, unit(algorithm), metrics
+    count, name, (mean, *others) = algorithm.run.count_so_far, unit(algorithm), metrics
     speed = (count - first) / max(seconds, 1e-9)
     time_left = timedelta(seconds=round(max(0, algorithm.length - count) / max(speed, 1e-9)))
     done, rate, left = f"{count:,}/{algorithm.length:,} {name}", f"{speed:,.0f} {name}/s", f"ETA {time_left}"

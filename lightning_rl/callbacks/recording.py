@@ -92,7 +92,7 @@ class Video(pl.Callback):
         """Play one episode for each file."""
         files[0].parent.mkdir(parents=True, exist_ok=True)
         names = iter(files)
-        env: Any = with_render_mode(algorithm.current_env)  # a ready vector environment is rejected
+        env: Any = with_render_mode(algorithm.run.current_env)  # a ready vector environment is rejected
         player = RolloutEvaluator(episodes=self.episodes, seed=self.seed, num_envs=1, max_episode_steps=self.max_episode_steps, env=env)
         player.wrappers.append(lambda env: RecordVideo(env, names, self.max_episode_steps or longest_episode(env)))
         player.play(algorithm, partial(must_stop, trainer))

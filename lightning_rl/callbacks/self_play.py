@@ -108,10 +108,10 @@ class SelfPlay(pl.Callback):
         self.folder = Path(str(trainer.ckpt_path)).parent / "last.ckpt.d"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        self.run = pl_module
-        self.algorithm = self.run.algorithms[self.behavior] if self.behavior else self.run
+        self.run = pl_module.run
+        self.algorithm = self.run.algorithms[self.behavior]
         for line in filter(None, map(explain_unsaved, self.config.names)):
-            self.run.say(line)
+            pl_module.say(line)
         for rival in self.rivals:
             met = self.results.get(rival.behavior, Results()).places
             if not all(own in self.players and other in rival.players for own, other in met):

@@ -133,7 +133,7 @@ def collect(options: Namespace) -> int:
     if algorithm.spaces.agents:
         raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
     # one environment, so that the policy acts bit for bit as from load_policy
-    player = make_player(algorithm.current_env, 1, None, algorithm.spaces, [RecordEpisodes])
+    player = make_player(algorithm.run.current_env, 1, None, algorithm.spaces, [RecordEpisodes])
     recorder = player.envs[0]
     assert isinstance(recorder, RecordEpisodes)
     with closing(player), torch_threads(1):

@@ -29,7 +29,7 @@ from lightning_rl.errors import SettingError, causes_of, check_seed, place_in_co
 from lightning_rl.loggers import is_wanted
 from lightning_rl.setting_names import SECTIONS
 from lightning_rl.training.arguments import settings_of
-from lightning_rl.training.run import Run
+from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.run_processes import Ask, ReportRun, RunPlan
 from lightning_rl.training.trainer import Trainer
 
@@ -61,7 +61,7 @@ class CLI(LightningCLI):
         set_parsing_settings(docstring_parse_attribute_docstrings=shows_help)  # the text below a setting is its help, and slow to parse
         yaml.SafeDumper.add_multi_representer(StrEnum, represent_word)  # the default of Lightning's Timer is one
         super().__init__(
-            Run,
+            RunModule,
             trainer_class=Trainer,
             subclass_mode_model=True,
             save_config_callback=None,
@@ -80,7 +80,7 @@ class CLI(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options of the Trainer, the algorithm and our sections."""
         parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip=set(SECTIONS))
-        parser.add_subclass_arguments(Run, "model", skip={"spaces"}, fail_untyped=False, required=True)
+        parser.add_subclass_arguments(RunModule, "model", skip={"spaces"}, fail_untyped=False, required=True)
         for name, path in SECTIONS.items():
             kind: Any = locate(path)
             parser.add_argument(f"--{name}", type=kind | None, default=kind())
@@ -151,7 +151,7 @@ class PlannedCLI(CLI):
         flags = self.config["fit"]["trainer"]
         flags["torch_threads"] = flags["torch_threads"] or 1
 
-    def fit(self, model: Run, init_from: str | None = None, force: bool = False, **arguments: object) -> None:
+    def fit(self, model: RunModule, init_from: str | None = None, force: bool = False, **arguments: object) -> None:
         """Train, and report; `force` starts over even if there is a checkpoint.
 
         Raises `SettingError`: the settings are no longer those with which the runs began.

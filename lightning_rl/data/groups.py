@@ -13,8 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from lightning_rl.data.collector import Collector, Ends, Unroll
-from lightning_rl.data.rollout import ExperienceDataset, OnPolicy, RolloutDataset, in_sequences, nearest_sizes, normalize
-from lightning_rl.errors import SettingError
+from lightning_rl.data.rollout import ExperienceDataset, RolloutDataset, in_sequences, normalize
 from lightning_rl.networks.group_critic import GroupActorCritic
 from lightning_rl.returns import gae
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_map, tree_to_torch
@@ -250,27 +249,3 @@ def group_minibatches(batch: GroupBatch, batch_size: int, normalize_advantage: b
             advantage = normalize(advantage.flatten(), weight.flatten()).view_as(advantage)
         start, memory = batch.episode_start[:, chosen], tree_index(batch.memory, chosen)
         yield part._replace(weight=weight, group_weight=group_weight, advantage=advantage, episode_start=start, memory=memory)
-
-
-def check_groups(algorithm: OnPolicy) -> None:
-    """Raise `SettingError` unless an algorithm has groups of agents, and minibatches that fill its rollouts evenly."""
-    name, spaces = type(algorithm).__name__, algorithm.spaces
-    env = getattr(algorithm.env, "id", "the environment")
-    if not spaces.agents:
-        raise SettingError(f"{name} is for groups of agents, but {env} has one agent; use PPO")
-    if algorithm.self_play is not None and spaces.one_learns:
-        raise SettingError(
-            f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
-        )
-    if spaces.one_learns:
-        raise SettingError(f"{name} is for agents that move at the same time, but those of {env} move in turn; use PPO")
-    if algorithm.env is None:  # it was loaded only to act
-        return
-    groups, memory = algorithm.num_envs // spaces.rows, algorithm.memory
-    length = min(1 if memory is None else memory.sequence_length, algorithm.n_steps)
-    sequences = -(-algorithm.n_steps // length) * groups
-    if algorithm.batch_size % length or sequences % (algorithm.batch_size // length):
-        wanted = algorithm.batch_size
-        steps = f"n_steps * env.num_envs = {algorithm.n_steps} * {groups} = {algorithm.n_steps * groups} steps of groups"
-        steps += f" in sequences of {length}" if length > 1 else ""
-        raise SettingError(f"batch_size {wanted} does not divide {steps}; use {nearest_sizes(wanted, sequences, length)}")

@@ -1,10 +1,9 @@
 """On-policy experience: the dataset of rollouts, their advantages, and minibatches."""
 
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -13,9 +12,7 @@ from torch.utils.data import IterableDataset
 from lightning_rl.data.collector import Collector, RunCollector
 from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.networks.memory import Memory
 from lightning_rl.returns import gae
-from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_leaves, tree_map
 
 Rows = TypeVar("Rows")
@@ -30,6 +27,8 @@ class ExperienceDataset(IterableDataset[object]):
     that experience would be collected with old weights.
     """
 
+    full: Sequence[str] = ("",)
+    """Names of the behaviors whose iterations the newest item holds; `""` if there is only one policy."""
     restart_notice = "environments start new episodes"
     """What happens if a run cannot continue exactly; printed before the reason."""
 
@@ -47,6 +46,10 @@ class ExperienceDataset(IterableDataset[object]):
 
     def __iter__(self) -> Iterator[object]:
         raise NotImplementedError
+
+    def is_in_iteration(self, name: str) -> bool:
+        """Return whether a behavior is in the middle of an iteration, while the run is between two of its own."""
+        return False
 
     def begin_iteration(self, count: int, progress: float) -> None:
         """Prepare an iteration; `count` and `progress` say how far the run is, over all ranks."""
@@ -83,6 +86,9 @@ class ExperienceDataset(IterableDataset[object]):
         new_episodes = self.collector.set_state(state["collector"])
         return self.set_own_state(state, new_episodes) or new_episodes
 
+    def take_over(self, state: State) -> None:
+        """Take over what does not depend on environments from a state of `get_state` that cannot be restored as a whole."""
+
     def own_state(self) -> State:
         """Return what to save in addition to the collector's state."""
         return {}
@@ -118,22 +124,6 @@ class RolloutDataset(ExperienceDataset):
                 yield self.batch
 
 
-class OnPolicy(Protocol):
-    """The interface of an algorithm that learns from minibatches of rollouts."""
-
-    spaces: Spaces
-    n_steps: int
-    batch_size: int
-    memory: Memory | None
-
-    @property
-    def env(self) -> object: ...
-    @property
-    def num_envs(self) -> int: ...
-    @property
-    def self_play(self) -> object: ...
-
-
 def check_n_steps(n_steps: int, num_envs: int) -> None:
     """Raise `SettingError` unless rollouts of this size fit."""
     check_range("n_steps", n_steps, 1, whole=True)
@@ -141,36 +131,6 @@ def check_n_steps(n_steps: int, num_envs: int) -> None:
         raise SettingError(
             f"n_steps * num_envs = {n_steps} * {num_envs} rows are more than a rollout can hold, {MAX_ROWS:,}; lower n_steps"
         )
-
-
-def check_minibatches(algorithm: OnPolicy) -> None:
-    """Raise `SettingError` unless minibatches of whole sequences divide an algorithm's rollouts evenly; name the two nearest valid sizes.
-
-    An algorithm that was loaded only to act has no environment, and so no rollouts.
-    """
-    if algorithm.env is None:
-        return
-    batch_size, n_steps, num_envs, memory = algorithm.batch_size, algorithm.n_steps, algorithm.num_envs, algorithm.memory
-    sequence_length = 1 if memory is None else memory.sequence_length
-    check_range("batch_size", batch_size, 1, whole=True)
-    if sequence_length > batch_size:
-        raise SettingError(f"memory.sequence_length {sequence_length} is longer than batch_size {batch_size}; lower it")
-    sequence_length = min(sequence_length, n_steps)
-    sequences = -(-n_steps // sequence_length) * num_envs
-    if batch_size % sequence_length or sequences % (batch_size // sequence_length):
-        agents = algorithm.spaces.rows
-        factors = f"num_envs * agents = {n_steps} * {num_envs // agents} * {agents}" if agents > 1 else f"num_envs = {n_steps} * {num_envs}"
-        rows = f"n_steps * {factors} = {n_steps * num_envs}"
-        if sequence_length > 1:
-            rows += f" in sequences of {sequence_length}"
-        raise SettingError(f"batch_size {batch_size} does not divide {rows}; use {nearest_sizes(batch_size, sequences, sequence_length)}")
-
-
-def nearest_sizes(batch_size: int, sequences: int, length: int) -> str:
-    """Return as text the two minibatch sizes nearest to a wanted one that divide the sequences of this length evenly."""
-    small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
-    sizes = [number * length for divisor in small for number in {divisor, sequences // divisor}]
-    return " or ".join(map(str, sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])))
 
 
 class Batch(NamedTuple):

@@ -5,7 +5,7 @@ Each behavior has its own length of iterations. An item of the joint dataset hol
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from lightning_rl.data.collector import INTERRUPTED, Collector, Stepped, copy_to
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.data.self_play import SelfPlayOpponent
-from lightning_rl.data.turns import Turns
+from lightning_rl.data.turns import Rival, Turns
 from lightning_rl.envs.agents.world import Side, World
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
@@ -287,19 +287,20 @@ class JointDataset(ExperienceDataset):
         datasets: the dataset of each behavior, with a `SharedCollector`.
         seed: seed of the world's first episodes.
         iterations: an upper bound of the run's iterations.
-        rivals: the behaviors that take turns learning, in order.
+        rivals: the learners that take turns, by name, in order.
     """
 
+    full: list[str]
+
     def __init__(
-        self, world: World, datasets: Mapping[str, ExperienceDataset], seed: int, iterations: int, rivals: Sequence[str] = ()
+        self, world: World, datasets: Mapping[str, ExperienceDataset], seed: int, iterations: int, rivals: Mapping[str, Rival] | None = None
     ) -> None:
         collectors: dict[str, Any] = {name: dataset.collector for name, dataset in datasets.items()}
         self.joint = JointCollector(world, collectors)
         super().__init__(self.joint, iterations)
         self.world, self.datasets, self.collectors, self.seed = world, dict(datasets), collectors, seed
-        self.turns = Turns(world, {name: collectors[name] for name in rivals})
-        self.full: list[str] = []
-        """Names of the behaviors in the newest iteration."""
+        self.turns = Turns(world, rivals or {}, collectors)
+        self.full = []
         self.was_reset = False
         for dataset in datasets.values():
             dataset.collected = lambda: None  # the run counts, once for all
@@ -353,8 +354,12 @@ class JointDataset(ExperienceDataset):
         self.datasets[self.turns.learner].begin_episodes()
         return [name for name in others if self.collectors[name].take(self.world.sides[name].restart())]
 
+    def is_in_iteration(self, name: str) -> bool:
+        return self.collectors[name].is_open
+
     def end_iteration(self) -> None:
-        """Finish the iterations that were full."""
+        """Finish the iterations that were full, and the turn of a learner that has made all its steps."""
+        self.turns.end_iteration(self.full)
         for name in self.full:
             self.datasets[name].end_iteration()
 
@@ -371,6 +376,11 @@ class JointDataset(ExperienceDataset):
         """Clean up after the checkpoint was saved or has failed."""
         for dataset in self.datasets.values():
             dataset.end_save(saved)
+
+    def take_over(self, state: State) -> None:
+        """Start in the turn of a state, with new environments."""
+        if self.turns.opponents:
+            self.turns.set_state(state["turns"], continues=False)
 
     def own_state(self) -> State:
         """Return the state of each behavior's data, and of their turns."""

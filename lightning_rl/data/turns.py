@@ -3,16 +3,25 @@
 Names are those of ML-Agents (Juliani et al. 2018, https://arxiv.org/abs/1809.02627).
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
-from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
+from lightning_rl.data.self_play import NEWEST, SelfPlayConfig, SelfPlayOpponent
 from lightning_rl.envs.agents.stepper import points
 from lightning_rl.envs.agents.world import World
 from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, tree_map
+
+
+class Rival(Protocol):
+    """A learner that takes turns learning."""
+
+    env_steps: int
+    self_play: SelfPlayConfig | None
+
+    def begin_turn(self) -> None: ...
 
 
 class Turns:
@@ -22,19 +31,20 @@ class Turns:
 
     Args:
         world: the world that the behaviors share.
-        collectors: collectors of the behaviors that take turns, in order; may be empty.
+        rivals: the learners that take turns, by name, in order; may be empty.
+        collectors: collectors of all behaviors.
     """
 
-    def __init__(self, world: World, collectors: Mapping[str, Any]) -> None:
-        self.world, self.collectors = world, dict(collectors)
-        self.sides = {name: world.sides[name] for name in collectors}
-        self.opponents: dict[str, SelfPlayOpponent] = {name: each.stepper.opponent for name, each in collectors.items()}
-        self.learner = next(iter(collectors), "")
-        self.began_at = 0
+    def __init__(self, world: World, rivals: Mapping[str, Rival], collectors: Mapping[str, Any]) -> None:
+        self.world, self.rivals, self.collectors = world, rivals, {name: collectors[name] for name in rivals}
+        self.sides = {name: world.sides[name] for name in rivals}
+        self.opponents: dict[str, SelfPlayOpponent] = {name: each.stepper.opponent for name, each in self.collectors.items()}
+        self.learner = next(iter(rivals), "")
+        self.began_at = rivals[self.learner].env_steps if rivals else 0
         """The learner's environment steps when its turn began, over all ranks."""
         self.begins = False
         """Whether the next turn is decided but its episodes have not begun."""
-        self.returns = {name: np.zeros(len(world.copies)) for name in collectors}
+        self.returns = {name: np.zeros(len(world.copies)) for name in rivals}
         """Mean return of each side's agents in the current episode of each copy."""
         self.start = {name: np.ones(side.num, dtype=bool) for name, side in self.sides.items()}
         """Rows that have not moved in their episode."""
@@ -52,9 +62,20 @@ class Turns:
         names = list(self.opponents)
         return names[(names.index(self.learner) + 1) % len(names)]
 
-    def end_turn(self, count: int) -> None:
-        """Let the next behavior learn; `count`: its environment steps so far. Its episodes begin with the next step."""
-        self.learner, self.began_at, self.begins = self.next_learner, count, True
+    def end_iteration(self, full: Collection[str]) -> None:
+        """Let the next behavior learn if the current one has completed its turn. Its episodes begin with the next step.
+
+        Args:
+            full: the behaviors whose iterations have ended.
+        """
+        if self.learner not in full or not self.rivals:
+            return
+        learner = self.rivals[self.learner]
+        assert learner.self_play is not None
+        if learner.env_steps - self.began_at >= learner.self_play.turn_steps:
+            following = self.rivals[self.next_learner]
+            self.learner, self.began_at, self.begins = self.next_learner, following.env_steps, True
+            following.begin_turn()
 
     def reset(self) -> None:
         """Seed the opponents with the seeds of the collectors, and begin a turn."""

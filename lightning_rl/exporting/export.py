@@ -31,9 +31,9 @@ from lightning_rl.sharing.sb3 import is_zip
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
-from lightning_rl.training.learning import LearningRun
+from lightning_rl.training.hooks import RunModule
+from lightning_rl.training.learning import Learner
 from lightning_rl.training.loading import best_of, stored_name
-from lightning_rl.training.run import Run as LiveRun
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 FORMAT_VERSION = 1
@@ -47,7 +47,7 @@ UNBOUNDED = 1e18
 
 
 def export_policy(
-    ckpt_path: str | Path | LiveRun,
+    ckpt_path: str | Path | RunModule,
     out: str | Path | None = None,
     format: str | None = None,
     behavior: str | None = None,
@@ -69,10 +69,10 @@ def export_policy(
         SettingError: no such format, a package is missing, the checkpoint cannot be loaded or does not hold all of the policy, the policy
             cannot be traced, the exported policy differs from the original, or the file cannot be saved.
     """
-    if out is None and (isinstance(ckpt_path, LiveRun) or is_address(ckpt_path)):
-        name = type(ckpt_path).__name__ if isinstance(ckpt_path, LiveRun) else ckpt_path
+    if out is None and (isinstance(ckpt_path, RunModule) or is_address(ckpt_path)):
+        name = type(ckpt_path).__name__ if isinstance(ckpt_path, RunModule) else ckpt_path
         raise SettingError(f"{name} is not a run on this machine: name a file to write, out")
-    file = None if isinstance(ckpt_path, LiveRun) else best_of(ckpt_path)
+    file = None if isinstance(ckpt_path, RunModule) else best_of(ckpt_path)
     suffixes = {each.suffix: name for name, each in FORMATS.items()}
     if format is None:
         suffix = ".onnx" if out is None else Path(out).suffix
@@ -96,11 +96,11 @@ def export_policy(
     if not path.parent.is_dir():
         raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
-    run = ckpt_path if isinstance(ckpt_path, LiveRun) else load_run(ckpt_path, env=env)
-    if run.additions.lost:
-        what = f"this checkpoint does not hold what had been changed in its policy: {list_changes(run.additions.lost)}"
+    run = ckpt_path if isinstance(ckpt_path, RunModule) else load_run(ckpt_path, env=env)
+    if run.run.additions.lost:
+        what = f"this checkpoint does not hold what had been changed in its policy: {list_changes(run.run.additions.lost)}"
         raise SettingError(f"{what}; export the algorithm itself, lrl.export_policy(algorithm, {path.name!r})")
-    if format == "safetensors" and (changes := [*run.changes.values()]):
+    if format == "safetensors" and (changes := [*run.run.changes.values()]):
         raise SettingError(f"format safetensors holds only weights, not {list_changes(changes)}; use onnx or torch")
     algorithm, source = choose_behavior(run, behavior), None if file is None else describe_source(file)
     with torch_threads(1), eval_mode(algorithm.network):
@@ -108,7 +108,7 @@ def export_policy(
     return path
 
 
-def write_checked(path: Path, format: str, algorithm: LearningRun, env: object, source: Plain | None) -> None:
+def write_checked(path: Path, format: str, algorithm: Learner, env: object, source: Plain | None) -> None:
     """Write a file and its description if the file does what the policy does, which is in evaluation mode.
 
     `env`: that of the algorithm's run. `source`: the description of the file that was loaded, if any.
@@ -262,7 +262,7 @@ def describe_source(ckpt_path: Path) -> Plain:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def describe(algorithm: LearningRun, graph: PolicyGraph, env: object, format: str, source: Plain | None) -> Plain:
+def describe(algorithm: Learner, graph: PolicyGraph, env: object, format: str, source: Plain | None) -> Plain:
     """Describe a policy's inputs, outputs and origin as plain data, with nothing about the machine."""
     spaces = graph.spaces
     named = env if isinstance(env, EnvConfig) else None

@@ -203,7 +203,7 @@ def _sections(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> 
     modules = list(dict.fromkeys(_modules(algorithm)))
     options = "".join(f" --import {module}" for module in modules)
     imported = "".join(f"import {module}\n" for module in modules)
-    loaded = ", behavior=".join(map(json.dumps, [address, *algorithm.learner_names[:1]]))
+    loaded = ", behavior=".join(map(json.dumps, [address, *[name for name in algorithm.run.learners if name][:1]]))
     described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     parts = [
         f"# {name} on {env_id}",

@@ -32,9 +32,9 @@ from lightning_rl.networks.acting import VisiblePolicy
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.arguments import settings_of
-from lightning_rl.training.learning import LearningRun
+from lightning_rl.training.hooks import RunModule
+from lightning_rl.training.learning import Learner
 from lightning_rl.training.loading import algorithm_class, stored_name
-from lightning_rl.training.run import Run
 
 BEHAVIOR_KEYS = ("agents", "learner")
 """The settings of a behavior, all required."""
@@ -90,16 +90,16 @@ class FrozenPolicy:
 
     def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
         self.checkpoint, self.behavior = str(checkpoint), behavior
-        self.algorithm = choose_behavior(Run.load_from_checkpoint(checkpoint), behavior)
+        self.algorithm = choose_behavior(RunModule.load_from_checkpoint(checkpoint), behavior)
         self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
 
-    def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> LearningRun:
+    def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> Learner:
         stored = self.algorithm
         if (stored.spaces.observation, stored.spaces.action) != (spaces.observation, spaces.action):
             raise SettingError(f"{self.checkpoint} was trained with other observations or actions than these agents have")
         settings = {name: value for name, value in stored.hparams.items() if name not in (*OF_THE_RUN, "self_play")}
         cls: Any = type(stored)
-        algorithm: LearningRun = cls(env, spaces=spaces, max_env_steps=max_env_steps, **settings)
+        algorithm: Learner = cls(env, spaces=spaces, max_env_steps=max_env_steps, **settings)
         algorithm.configure_model()
         algorithm.load_state_dict(stored.state_dict())
         return algorithm
@@ -119,11 +119,11 @@ def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Beh
     if isinstance(given, Behavior):
         if not isinstance(given.agents, str | list | tuple) or not all(isinstance(agent, str) for agent in given.agents):
             raise SettingError(f"behavior {name}: agents must be names, or patterns such as adversary_*, got {given.agents!r}")
-        if isinstance(given.learner, LearningRun) or not callable(given.learner):
+        if isinstance(given.learner, Learner) or not callable(given.learner):
             what = f"got {type(given.learner).__name__}; give a class such as PPO, or partial(PPO, n_steps=64)"
             raise SettingError(f"behavior {name}: learner must make an algorithm for its agents, {what}")
         cls = getattr(given.learner, "func", given.learner)
-        if isinstance(cls, type) and not (issubclass(cls, LearningRun) and "max_env_steps" in settings_of(cls)):
+        if isinstance(cls, type) and not (issubclass(cls, Learner) and "max_env_steps" in settings_of(cls)):
             raise SettingError(f"behavior {name}: {cls.__name__} does not learn from the steps of agents; choose another algorithm")
         for setting in OF_THE_RUN:
             if setting in getattr(given.learner, "keywords", {}):
@@ -153,7 +153,7 @@ def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Beh
                 raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, not to one behavior")
         if isinstance(settings.get("memory"), str):
             settings["memory"] = {"class_path": settings["memory"]}  # like the command line for one policy
-        make: Callable[..., LearningRun] = algorithm_class(learner["class_path"], LearningRun)
+        make: Callable[..., Learner] = algorithm_class(learner["class_path"], Learner)
         learner = partial(make, **settings)
     return as_behavior(name, Behavior(given["agents"], learner, frozen, origin))
 
@@ -198,9 +198,9 @@ UNCALLED = (
 """Methods of a learner that are not called if several behaviors learn."""
 
 
-def check_learner(name: str, learner: LearningRun) -> None:
+def check_learner(name: str, learner: Learner) -> None:
     """Raise `SettingError` for features of an algorithm that cannot be used in a shared environment."""
-    if not isinstance(learner, LearningRun):
+    if not isinstance(learner, Learner):
         raise SettingError(f"behavior {name}: learner must make an algorithm, got a {type(learner).__name__}")
     if getattr(learner, "actors", None) is not None or getattr(learner, "threaded", False):
         raise SettingError(f"behavior {name}: actors and threaded are for runs of one behavior; leave them out")
@@ -212,7 +212,7 @@ def check_learner(name: str, learner: LearningRun) -> None:
             raise SettingError(f"{line}; override it in a subclass of MultiAgent")
 
 
-def describe_learner(behavior: Behavior, learner: LearningRun) -> Plain:
+def describe_learner(behavior: Behavior, learner: Learner) -> Plain:
     """Return the class and settings of an algorithm as plain data, and the source of a frozen one."""
     source, origin = behavior.learner, dict(behavior.origin)
     if isinstance(source, FrozenPolicy):
@@ -223,11 +223,11 @@ def describe_learner(behavior: Behavior, learner: LearningRun) -> Plain:
     return {**origin, "class_path": stored_name(type(learner)), "init_args": settings}
 
 
-def choose_behavior(run: Run, behavior: str | None) -> LearningRun:
+def choose_behavior(run: RunModule, behavior: str | None) -> Learner:
     """Return the algorithm of a run, or that of one of its behaviors; raise `SettingError` if there is no such behavior."""
-    if isinstance(run, LearningRun) and behavior is None:
+    if isinstance(run, Learner) and behavior is None:
         return run
-    algorithms: Mapping[str, LearningRun] = getattr(run, "algorithms", {})
+    algorithms: Mapping[str, Learner] = getattr(run, "algorithms", {})
     if behavior is None or behavior not in algorithms:
         asked = "name a behavior, --behavior" if behavior is None else f"there is no behavior {behavior!r}"
         known = f"this run has {', '.join(algorithms)}" if algorithms else "this run has one policy, without a name"
@@ -254,7 +254,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
     if name == "random":
         return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
     if is_address(name) or Path(name).exists():
-        stored = choose_behavior(Run.load_from_checkpoint(name), None)
+        stored = choose_behavior(RunModule.load_from_checkpoint(name), None)
         theirs, ours = (without_hidden(each, []) for each in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"opponent {name} was trained with other observations or actions than this game has")

@@ -16,8 +16,8 @@ from lightning_rl.data.episodes import Episode
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import show_to_callbacks
 from lightning_rl.threads import torch_threads
+from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.loading import best_of, check_weights, read_checkpoint
-from lightning_rl.training.run import Run
 
 
 class EvaluatingTrainer(pl.Trainer):
@@ -82,13 +82,13 @@ class EvaluatingTrainer(pl.Trainer):
             return super().predict(model, dataloaders, datamodule, return_predictions, ckpt_path, weights_only)  # type: ignore[return-value]
         return self._play(self._evaluator(), algorithm)
 
-    def _find_algorithm(self, model: pl.LightningModule | None, ckpt_path: str | Path | None, *data: object) -> Run | None:
+    def _find_algorithm(self, model: pl.LightningModule | None, ckpt_path: str | Path | None, *data: object) -> RunModule | None:
         """Return the algorithm to play, after loading the weights of a checkpoint into it; None for a module that is not an algorithm.
 
         Raise `SettingError` if there is `data`, which is for other modules.
         """
         algorithm = self.lightning_module if model is None else model
-        if not isinstance(algorithm, Run):
+        if not isinstance(algorithm, RunModule):
             return None
         if any(each is not None for each in data):
             raise SettingError(f"{type(algorithm).__name__} is evaluated in its environment: give no dataloaders and no datamodule")

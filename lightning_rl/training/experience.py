@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Generator, Tensor
-from torch.optim import Optimizer
 
 from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.config import ActorsConfig, make_workers
 from lightning_rl.actors.evaluator import BuildEvaluator
 from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
-from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.demonstrations import (
     DemonstrationDataset,
@@ -33,83 +30,28 @@ from lightning_rl.data.demonstrations import (
 )
 from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.data.self_play import SelfPlayConfig, SelfPlayOpponent
+from lightning_rl.data.self_play import SelfPlayOpponent
 from lightning_rl.data.shared import SharedCollector, SharedStepper
 from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSource, count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import PolicyNetwork, Precision
+from lightning_rl.networks.acting import Precision
 from lightning_rl.rewards.gail import GAIL
-from lightning_rl.rewards.signal import RewardSignal
-from lightning_rl.schedules import Schedule
-from lightning_rl.spaces import Spaces
-from lightning_rl.types import State, tree_leaves, tree_to_torch
+from lightning_rl.types import tree_leaves, tree_to_torch
+
+if TYPE_CHECKING:
+    from lightning_rl.training.learning import Learner
 
 Number = Tensor | float
 Metric = Number | Callable[[], Number]
 """A recorded value, or a function that returns it."""
 FROZEN_STEPS = 32
 """Maximum number of steps that a frozen behavior stores."""
-
-
-class Learner(Protocol):
-    """The interface of an algorithm for building experience and for side learners."""
-
-    spaces: Spaces
-    max_env_steps: int
-    env_steps: int
-    began_at: int
-    behavior: str
-    self_play: SelfPlayConfig | None
-    ranks: list[State]
-    learning_rate: float
-    schedules: dict[str, Schedule]
-    seed: int
-    generator: Generator
-    noise: Generator
-    trainer: pl.Trainer
-    needs_next_obs: bool
-
-    @property
-    def env(self) -> EnvSource | None: ...
-    @property
-    def network(self) -> PolicyNetwork: ...
-    @property
-    def dataset(self) -> object: ...
-    @property
-    def reward_signals(self) -> Mapping[str, RewardSignal]: ...
-    @property
-    def past_selves(self) -> list[SelfPlay]: ...
-    @property
-    def on_nan(self) -> str: ...
-    @property
-    def has_trainer(self) -> bool: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def counted(self) -> str: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def num_envs(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def compile(self) -> object: ...
-    @property
-    def global_rank(self) -> int: ...
-    def say(self, text: str) -> None: ...
-    def make_opponent(self, name: str, num_rows: int) -> Opponent: ...
-    def record(self, **values: Metric) -> None: ...
-    def step(self, loss: Tensor, optimizer: Optimizer, name: str = ...) -> Tensor: ...
 
 
 def read_demonstrations(algorithm: Learner, setting: str, source: object) -> list[Demonstration]:

@@ -1,4 +1,4 @@
-"""A run that learns: gradient updates, their metrics, and the learning state in checkpoints."""
+"""What a learner does in a run: gradient updates, their metrics, and the learning state in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from torch import Generator, Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, UNUSED_LOOPS, gradient_hooks, overrides
+from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, UNUSED_LOOPS, TargetNetworkUpdate, gradient_hooks, overrides
+from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import must_stop
 from lightning_rl.compiling import CompiledLoss, compile_again, compiled_losses
 from lightning_rl.data.collector import Collector
-from lightning_rl.data.dataset import SampledDataset
-from lightning_rl.data.episodes import Finished
+from lightning_rl.data.dataset import ReplayDataset, SampledDataset
+from lightning_rl.data.groups import GroupDataset
 from lightning_rl.data.replay.sampling import sequence_errors
+from lightning_rl.data.rollout import ExperienceDataset, RolloutDataset
 from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
 from lightning_rl.distributed import mean_over_ranks, share_buffers
+from lightning_rl.envs.agents.world import SharedEnv, Side
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import PolicyNetwork, check_float32, hooks_of
+from lightning_rl.networks.acting import PolicyNetwork, Structure, check_float32, hooks_of
 from lightning_rl.networks.memory import Memory
 from lightning_rl.networks.normalization import NoNormalizer
 from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, describe_unlearned, first_rate, gradient_step
 from lightning_rl.rewards.signal import RewardSignal
 from lightning_rl.schedules import Schedule
 from lightning_rl.training.arguments import change_setting
-from lightning_rl.training.experience import Metric, Number
+from lightning_rl.training.experience import Metric, Number, frozen_experience
+from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.replay import load_buffer
 from lightning_rl.training.run import Run
 from lightning_rl.training.side_learners import SideLearner
@@ -52,10 +56,9 @@ def as_tensor(name: str, value: Number) -> Tensor:
         ) from error
 
 
-class LearningRun(Run):
-    """A run that trains networks; its subclass, the algorithm, has the settings, networks and losses."""
+class Learner(RunModule):
+    """Updates of networks; its subclass, the algorithm, has the settings, networks and losses, and its `run` drives it."""
 
-    max_env_steps: int
     on_nan: str
     losses: ClassVar[tuple[str, ...]]
     max_grad_norm: float | None
@@ -89,12 +92,17 @@ class LearningRun(Run):
     """Online networks with their targets."""
     min_optimizers = 1
     """Number of optimizers that the updates need."""
-    optimizer_numbers = slice(None)
-    """Which of the Trainer's optimizers belong to it: all, unless it is one of several behaviors."""
+    target_update: TargetNetworkUpdate | None = None
+    """The update of target networks, if there are any."""
+    built: Structure
+    """The structure of its networks when its constructor had returned."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.run = Run(self, {"": self})
         self.guard = Guard(self.on_nan)
+        self.progress, self.began_at = 0.0, 0
+        """Progress of the run at the start of the current iteration, and its count then."""
         self.num_optimizers: int | None = None
         self.counted_rows = 0
         self.recorded: dict[str, list[float | Tensor]] = {}
@@ -125,10 +133,6 @@ class LearningRun(Run):
             collector.guard.agree(bool(total[2]))
             steps, episodes = int(total[0]), int(total[1])
         vars(self).update(counted_rows=collector.rows, env_steps=steps, episodes=episodes)  # no settings, as in `end_update`
-
-    def finished_episodes(self) -> dict[str, list[Finished]]:
-        assert self.collector is not None
-        return {"": self.collector.statistics.finished}
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, Tensor]:
         """Fill the reward streams. Return the rollout and its discount, γ · bootstrap, both `[T, N, S]`."""
@@ -177,7 +181,7 @@ class LearningRun(Run):
     def all_optimizers(self) -> list[Optimizer]:
         """Return all optimizers without Lightning's wrappers, which would count each step as a `global_step`."""
         optimizers = self.optimizers(use_pl_optimizer=False)
-        return (optimizers if isinstance(optimizers, list) else [optimizers])[self.optimizer_numbers]
+        return (optimizers if isinstance(optimizers, list) else [optimizers])[self.run.optimizers_of[self.behavior]]
 
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
         """Make one gradient step: backward, mean over ranks, clipping to `max_grad_norm`. Return the gradient norm before clipping.
@@ -250,7 +254,7 @@ class LearningRun(Run):
         The mean of all values under a name is logged as `train/<name>`, or under the name itself if it contains a slash. A value is a
         tensor, a number, or a function that returns one and is only called if this iteration may be logged.
         """
-        keeps = self.log_rows.keeps
+        keeps = self.run.log_rows.keeps
         for name, value in values.items():
             if callable(value):
                 if not keeps:
@@ -273,9 +277,46 @@ class LearningRun(Run):
         means = {name: (weight.unsqueeze(-1) * distribution.leaf_sums(value.detach())).sum(0) for name, value in values.items()}
         return {f"train/{name}/{part}": mean[k] for name, mean in means.items() for k, part in enumerate(distribution.names)}
 
-    # ---------------------------------------------------------------- called by the run
+    # ---------------------------------------------------------------- called by the run, in this order
+
+    def join(self, run: Run, behavior: str) -> None:
+        """Become one of several learners of a run."""
+        self.run, self.behavior = run, behavior
+
+    def experience(self) -> ExperienceDataset:
+        """Return the dataset whose items are iterations."""
+        raise NotImplementedError
+
+    def build_dataset(self) -> ExperienceDataset:
+        """Build the experience of a run."""
+        dataset = vars(self)["dataset"] = self.experience()  # offline it replaces the setting of this name
+        return dataset
+
+    def build_side(self, side: Side, is_frozen: bool) -> ExperienceDataset:
+        """Build the experience of one of several behaviors, whose agents are a side of a world.
+
+        Raises `SettingError`: it cannot learn from the steps of a shared environment.
+        """
+        assert isinstance(self.env, SharedEnv)
+        self.env.side = side
+        dataset = vars(self)["dataset"] = frozen_experience(self) if is_frozen else self.experience()
+        if not isinstance(dataset, RolloutDataset | GroupDataset | ReplayDataset):
+            raise SettingError(f"behavior {self.behavior}: {type(self).__name__} cannot learn from the steps of a shared environment")
+        return dataset
+
+    def begin_turn(self) -> None:
+        """Begin to learn in new episodes, after other behaviors have learned."""
+        for signal in self.reward_signals.values():
+            signal.begin_episodes()
+
+    def begin_acting(self) -> None:
+        """Prepare for a run in which it only acts."""
+        collector: Any = self.collector
+        self.counted_rows = 0
+        self.guard = collector.guard = Guard(self.on_nan, None, self.world_size)
 
     def begin_learning(self) -> None:
+        """Prepare for updates; devices, optimizers and callbacks are ready."""
         assert self.collector is not None
         trainer = self.trainer
         check_float32(self.network, *(online for online, _ in self.target_networks))
@@ -295,7 +336,11 @@ class LearningRun(Run):
         self.scaler = getattr(trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         self.guard = self.collector.guard = Guard(self.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
         self.guard.begin(self, self.all_optimizers())
-        self.followers = self._callbacks_with("on_update_end")
+        followers = [callback for callback in callbacks_of(trainer, object) if hasattr(callback, "on_update_end")]
+        if (update := self.target_update) is not None and self.behavior:  # it is not among the Trainer's callbacks
+            update.on_train_start(trainer, self)  # type: ignore[arg-type]
+            followers.insert(0, update)
+        self.followers: list[Any] = followers
         self.hooks = gradient_hooks(trainer, self)
         for hook in UNUSED_HOOKS:
             if overrides(self, hook):
@@ -318,7 +363,15 @@ class LearningRun(Run):
             stop = partial(must_stop, self.trainer) if self.trainer.world_size == 1 else lambda: False
             self.network.normalizer.update(self.collector.random_steps(steps, stop))
 
+    def begin_iteration(self, began_at: int, progress: float) -> None:
+        """Set all values of an iteration that begins at a count; `progress` of the run goes from 0 to 1."""
+        assert self.dataset is not None
+        self.began_at, self.progress = began_at, progress
+        self.schedule(progress)
+        self.dataset.begin_iteration(began_at, progress)
+
     def schedule(self, progress: float) -> None:
+        """Set all scheduled values for the next iteration; `progress` goes from 0 to 1."""
         if next(self.network.parameters()).dtype != torch.float32:
             check_float32(self.network)
         if isinstance(self.network, PolicyNetwork):  # not a module of a user's own
@@ -339,6 +392,7 @@ class LearningRun(Run):
                     group["lr"] = self.learning_rate
 
     def finish_learning(self) -> None:
+        """Finish an iteration after its `training_step`."""
         assert self.collector is not None
         if self.unread_steps:
             self.read_steps()
@@ -352,10 +406,12 @@ class LearningRun(Run):
         self.guard.end_iteration()
 
     def learning_metrics(self) -> dict[str, float]:
+        """Return the metrics of the iteration and the learning rate."""
         rate = first_rate(self.own_optimizers)
         return {**self.guard.metrics(), **self.recorded_metrics(), **({} if rate is None else {"train/learning_rate": rate})}
 
     def recorded_metrics(self) -> dict[str, float]:
+        """Return the means of what was recorded in the iteration so far."""
         means = {
             name if "/" in name else f"train/{name}": (
                 torch.tensor(values) if isinstance(values[0], float) else torch.stack(list(map(torch.as_tensor, values)))
@@ -368,37 +424,55 @@ class LearningRun(Run):
         return {name: float(mean) for name, mean in means.items() if mean.is_cpu} | dict(zip(on_gpu, read, strict=True))
 
     def clear_metrics(self) -> None:
+        """Forget the metrics of the iteration, whose row is written."""
         self.recorded.clear()
 
     def take_notices(self) -> list[str]:
+        """Return lines for the user since the last call."""
         assert self.collector is not None
         notices = [*self.collector.take_notices(), *self.guard.notices]
         self.guard.notices.clear()
         return notices
 
+    def validate(self) -> dict[str, float]:
+        """Return additional metrics for an evaluation, from held-out data; the same on all ranks."""
+        return {}
+
     def get_learning_state(self) -> State:
+        """Return this rank's learning state that is not in weights and optimizers, with arrays."""
         beside = [learner.get_state() for learner in self.side_learners]
         generators = {"learning": self.generator.get_state(), "noise": self.noise.get_state()}
         return {"guard": self.guard.get_state(), "beside": beside, **generators}
 
     def set_learning_state(self, state: State) -> None:
+        """Restore the state from `get_learning_state`."""
         for learner, own in zip(self.side_learners, state["beside"], strict=True):
             if (new := learner.set_state(own)) is not None:
                 self.say(new)
-        self.guard.set_state(state["guard"])
+        self.set_acting_state(state["guard"])
         self.generator.set_state(torch.from_numpy(state["learning"]))
         self.noise.set_state(torch.from_numpy(state["noise"]))
 
+    def set_acting_state(self, guard: State) -> None:
+        """Restore the state of a learner that only acts; its collector is restored already."""
+        assert self.collector is not None
+        self.counted_rows = self.collector.rows
+        self.guard.set_state(guard)
+
     def continue_counts(self) -> None:
+        """Start the counts of this rank's experience from the totals of all ranks, if it cannot resume its own."""
         assert self.collector is not None
         self.collector.env_steps, self.collector.statistics.episodes = self.env_steps, self.episodes
 
     def load_buffer(self, continues: bool = True) -> None:
+        """Load this rank's replay buffer from the checkpoint, if there is one; `continues`: with the episodes in progress."""
         load_buffer(self, continues)
 
     def end_learning(self) -> None:
+        """Undo `begin_learning`; the environments are closed."""
+        vars(self)["dataset"] = None
         late = [name for name in self.recorded if not self.trainer.callback_metrics.keys() & {name, f"train/{name}"}]
-        if self.finished and late:
+        if self.run.module.finished and late:
             self.say(f"{', '.join(late)}: recorded after the last iteration, so no row holds them")
         self.clear_metrics()
         vars(self).pop("hooks", None)  # they belong to this Trainer

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -25,15 +25,12 @@ from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays, sum
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import SettingError
-from lightning_rl.training.experience import Learner, make_actor_pool, make_collector, planned_iterations, read_demonstrations
+from lightning_rl.training.experience import make_actor_pool, make_collector, planned_iterations, read_demonstrations
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
 
-
-class ReplayingLearner(Learner, Protocol):
-    """An algorithm with the settings of a replay buffer."""
-
-    replay_settings: ReplaySettings
-    replay: ReplayConfig
+if TYPE_CHECKING:
+    from lightning_rl.training.learning import Learner
+    from lightning_rl.training.settings import ReplayFields
 
 
 class RowForm(TypedDict):
@@ -191,16 +188,17 @@ def write(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration
 
 
 def saved_buffer(algorithm: Learner) -> tuple[State, int] | None:
-    """Return the manifest of this rank's replay buffer in a checkpoint, and the rank that saved it.
+    """Return the manifest of this rank's replay buffer in the checkpoint that is resumed, and the rank that saved it.
 
     That may be another rank if their number has changed. Return None if there is no buffer, or it has another number of environments.
     """
-    if not algorithm.ranks:
+    ranks = algorithm.run.data_of_ranks(algorithm.behavior)
+    if not ranks:
         return None
-    number = algorithm.global_rank % len(algorithm.ranks)
-    state = algorithm.ranks[number]
-    manifest = state["data"].get("replay")
-    return None if manifest is None or state["num_envs"] != algorithm.num_envs else (manifest, number)
+    number = algorithm.global_rank % len(ranks)
+    data, num_envs = ranks[number]
+    manifest = data.get("replay")
+    return None if manifest is None or num_envs != algorithm.num_envs else (manifest, number)
 
 
 def load_buffer(algorithm: Learner, continues: bool) -> None:
@@ -215,7 +213,7 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
             algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one
 
 
-def stored_episodes(algorithm: ReplayingLearner, checkpoint: Checkpoint, folder: Path) -> list[Demonstration]:
+def stored_episodes(algorithm: ReplayFields, checkpoint: Checkpoint, folder: Path) -> list[Demonstration]:
     """Return all steps in the replay buffer of a checkpoint, rank by rank and environment by environment, oldest first.
 
     Steps that a full buffer has dropped are missing; episodes in progress count as truncated.

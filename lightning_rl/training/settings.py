@@ -1,12 +1,13 @@
 """Settings that several algorithms share, as groups of dataclass fields."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from torch.optim import Adam, Optimizer
 
 from lightning_rl.actors.config import IN_A_THREAD, ActorsConfig
-from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, SampledDataset
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.distributions import SDE
@@ -19,16 +20,17 @@ from lightning_rl.rewards import SignalSettings
 from lightning_rl.schedules import ScheduleSetting, piecewise
 from lightning_rl.spaces import JOINT
 from lightning_rl.training.arguments import Range
-from lightning_rl.training.learning import LearningRun
+from lightning_rl.training.learning import Learner
 from lightning_rl.training.side_learners import CloningConfig
 
 if TYPE_CHECKING:
 
-    class AlgorithmPart(LearningRun):
+    class AlgorithmPart(Learner):
         """What groups of settings use of the algorithm that they are part of."""
 
         net_arch: NetArch | None
         n_steps: int
+        batch_size: int
 
         def __post_init__(self) -> None: ...
         def replay_experience(
@@ -163,8 +165,8 @@ class ExplorationFields(ExploringPart):
         super().schedule(progress)
         self.network.distribution.epsilon = self.exploration(progress)
 
-    def load_run(self, checkpoint: Checkpoint) -> None:
-        super().load_run(checkpoint)
+    def set_counts(self, counts: Mapping[str, Any]) -> None:
+        super().set_counts(counts)
         self.network.distribution.epsilon = self.exploration(min(1.0, self.env_steps / self.max_env_steps))
 
 
@@ -281,3 +283,53 @@ def end_burn_in(algorithm: ActorCriticFields, optimizer: Optimizer) -> None:
     """
     if isinstance(optimizer, Adam) and algorithm.began_at < algorithm.critic_burn_in_steps <= algorithm.env_steps:
         optimizer.state.clear()
+
+
+def check_minibatches(algorithm: AlgorithmPart) -> None:
+    """Raise `SettingError` unless minibatches of whole sequences divide an algorithm's rollouts evenly; name the two nearest valid sizes.
+
+    An algorithm that was loaded only to act has no environment, and so no rollouts.
+    """
+    if algorithm.env is None:
+        return
+    check_range("batch_size", algorithm.batch_size, 1, whole=True)
+    length = 1 if algorithm.memory is None else algorithm.memory.sequence_length
+    if length > algorithm.batch_size:
+        raise SettingError(f"memory.sequence_length {length} is longer than batch_size {algorithm.batch_size}; lower it")
+    n_steps, num_envs, agents = algorithm.n_steps, algorithm.num_envs, algorithm.spaces.rows
+    factors = f"num_envs * agents = {n_steps} * {num_envs // agents} * {agents}" if agents > 1 else f"num_envs = {n_steps} * {num_envs}"
+    check_divides(algorithm, num_envs, f"n_steps * {factors} = {n_steps * num_envs}")
+
+
+def check_groups(algorithm: AlgorithmPart) -> None:
+    """Raise `SettingError` unless an algorithm has groups of agents, and minibatches that fill its rollouts evenly."""
+    name, spaces = type(algorithm).__name__, algorithm.spaces
+    env = getattr(algorithm.env, "id", "the environment")
+    if not spaces.agents:
+        raise SettingError(f"{name} is for groups of agents, but {env} has one agent; use PPO")
+    if algorithm.self_play is not None and spaces.one_learns:
+        raise SettingError(
+            f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
+        )
+    if spaces.one_learns:
+        raise SettingError(f"{name} is for agents that move at the same time, but those of {env} move in turn; use PPO")
+    if algorithm.env is not None:  # else it was loaded only to act
+        n_steps, groups = algorithm.n_steps, algorithm.num_envs // spaces.rows
+        check_divides(algorithm, groups, f"n_steps * env.num_envs = {n_steps} * {groups} = {n_steps * groups} steps of groups")
+
+
+def check_divides(algorithm: AlgorithmPart, num: int, rows: str) -> None:
+    """Raise `SettingError` unless minibatches of whole sequences divide rollouts with `num` rows at a time, which are `rows` in words."""
+    batch_size, n_steps, memory = algorithm.batch_size, algorithm.n_steps, algorithm.memory
+    length = min(1 if memory is None else memory.sequence_length, n_steps)
+    sequences = -(-n_steps // length) * num
+    if batch_size % length or sequences % (batch_size // length):
+        rows += f" in sequences of {length}" if length > 1 else ""
+        raise SettingError(f"batch_size {batch_size} does not divide {rows}; use {nearest_sizes(batch_size, sequences, length)}")
+
+
+def nearest_sizes(batch_size: int, sequences: int, length: int) -> str:
+    """Return as text the two minibatch sizes nearest to a wanted one that divide the sequences of this length evenly."""
+    small = [number for number in range(1, math.isqrt(sequences) + 1) if sequences % number == 0]
+    sizes = [number * length for divisor in small for number in {divisor, sequences // divisor}]
+    return " or ".join(map(str, sorted(sorted(sizes, key=lambda size: (abs(size - batch_size), size))[:2])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor
@@ -20,8 +20,11 @@ from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.optimization import ScheduledAdam, parameters_in
 from lightning_rl.rewards.signal import LearnedSignal, RewardSignal
-from lightning_rl.training.experience import Learner, demonstrated_rows, demonstration_draws, show_demonstrations
+from lightning_rl.training.experience import demonstrated_rows, demonstration_draws, show_demonstrations
 from lightning_rl.types import Experience, State, Tree
+
+if TYPE_CHECKING:
+    from lightning_rl.training.learning import Learner
 
 
 class SideLearner:

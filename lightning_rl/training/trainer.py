@@ -33,8 +33,9 @@ from lightning_rl.startup import leave_the_program
 from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
 from lightning_rl.training.arguments import describe_unnamed, plain, settings_of
 from lightning_rl.training.evaluating import EvaluatingTrainer
+from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.loading import check_fits, checkpoint_of, describe_changes, foreign_modules, take_weights
-from lightning_rl.training.run import Run, describe_refused_data
+from lightning_rl.training.run import describe_refused_data
 from lightning_rl.training.run_folder import (
     choose_run,
     cut_back_evaluations,
@@ -198,9 +199,9 @@ class Trainer(EvaluatingTrainer):
             force: start again in the folder `run_name` even if it contains a run, which is deleted.
         """
         leave_the_program()
-        if type(model).__module__.startswith("torch.") and any(isinstance(each, Run) for each in model.children()):
+        if type(model).__module__.startswith("torch.") and any(isinstance(each, RunModule) for each in model.children()):
             raise SettingError("torch.compile(algorithm) would compile the whole run; set compile to true instead")
-        if not isinstance(model, Run):
+        if not isinstance(model, RunModule):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
             return
         if any(each is not None for each in (train_dataloaders, val_dataloaders, datamodule)):
@@ -252,7 +253,7 @@ class Trainer(EvaluatingTrainer):
                 with report_lost_ranks(model), hidden_notices():
                     super().fit(model, ckpt_path=found, weights_only=weights_only)
                 if (results := take_results(self)) is not None:
-                    model.set_results(results)
+                    model.run.set_results(results)
             except RunStoppedError:
                 pass
             except LostRankError:
@@ -267,12 +268,14 @@ class Trainer(EvaluatingTrainer):
             self._end_program(model)
         self._check_saved(model)
 
-    def _check_saved(self, model: Run) -> None:
+    def _check_saved(self, model: RunModule) -> None:
         """Raise `UnsavedError`, on the first rank, if the newest weights are not on the disk."""
         for saver in callbacks_of(self, SaveCheckpoints) if self.is_global_zero else ():
             saver.check_saved(model)  # type: ignore[arg-type]
 
-    def _choose_folder(self, model: Run, ckpt_path: str | Path | None, force: bool, stack: ExitStack) -> tuple[Path, str | Path | None]:
+    def _choose_folder(
+        self, model: RunModule, ckpt_path: str | Path | None, force: bool, stack: ExitStack
+    ) -> tuple[Path, str | Path | None]:
         """Return the run's folder, locked until the stack closes if the run writes files, and the checkpoint to resume from."""
         folder = Path(self.default_root_dir) / type(model).__name__ / environment_name(model.env)
         if not self._writes:
@@ -291,7 +294,7 @@ class Trainer(EvaluatingTrainer):
         """Return the error for a folder that cannot be written to."""
         return SettingError(f"trainer.default_root_dir {self.default_root_dir!r}: {error.strerror}; name a folder to write to")
 
-    def _choose_threads(self, model: Run, ckpt_path: str | Path | None) -> int:
+    def _choose_threads(self, model: RunModule, ckpt_path: str | Path | None) -> int:
         """Return the number that was set, else that of the run to resume, else 1 with an accelerator, else the faster one."""
         known = self.torch_threads or (None if ckpt_path is None else threads_of(ckpt_path))
         forks = getattr(self.strategy.launcher, "is_interactive_compatible", False)  # a forked process would wait for torch's threads
@@ -320,14 +323,14 @@ class Trainer(EvaluatingTrainer):
         """Return the run's folder, or the folder of all runs if it has none."""
         return str(self.run_folder or self.default_root_dir)
 
-    def share_folder(self, model: Run) -> None:
+    def share_folder(self, model: RunModule) -> None:
         """Use the first rank's run folder: a rank that started later, when that folder existed, has chosen the next one."""
         folder = self.strategy.broadcast(self.run_folder)
         if folder is not None and folder != self.run_folder:
             self.run_folder = folder
             self._prepare_folder(folder, model, -1)  # only the first rank writes
 
-    def _prepare_folder(self, run: Path, model: Run, kept: int) -> None:
+    def _prepare_folder(self, run: Path, model: RunModule, kept: int) -> None:
         """Write `config.yaml`, cut the tables back to the count `kept`, and set the files of callbacks and loggers."""
         self.settings = None
         for saver in self.savers:
@@ -362,7 +365,7 @@ class Trainer(EvaluatingTrainer):
                 if isinstance(logger, WandbLogger):
                     set_up_wandb(logger, self.settings, model.counter)
 
-    def _command(self, subcommand: str, model: Run, run: Path) -> str | None:
+    def _command(self, subcommand: str, model: RunModule, run: Path) -> str | None:
         """Return the start of a command line for this run; None if a file cannot name its algorithm and environment."""
         if model.hparams["env"] is None:
             return None
@@ -374,7 +377,7 @@ class Trainer(EvaluatingTrainer):
             return None
         return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys(modules))
 
-    def _how_to_continue(self, model: Run, run: Path) -> str | None:
+    def _how_to_continue(self, model: RunModule, run: Path) -> str | None:
         """Return the command that resumes this run, or the Python call for notebooks and unnamed environments; None if nothing is saved."""
         if last_generation(run / "checkpoints") is None:
             return None
@@ -399,7 +402,7 @@ class Trainer(EvaluatingTrainer):
         return f"{command} --config {quote(str(run / 'config.yaml'))} --ckpt_path last{options}"
 
     @rank_zero_only
-    def _print_summary(self, model: Run, run: Path) -> None:
+    def _print_summary(self, model: RunModule, run: Path) -> None:
         for reason in () if model.finished else why_stopped(self).values():
             self.say(reason)
         self.say(f"run: {run}")
@@ -414,7 +417,7 @@ class Trainer(EvaluatingTrainer):
             command = f"{evaluate} --ckpt_path {quote(str(best))} --episodes 100"
             self.say(f"evaluate it: {here if evaluate is None or in_notebook() else command}")
 
-    def _end_program(self, model: Run) -> NoReturn:
+    def _end_program(self, model: RunModule) -> NoReturn:
         """Exit the program after a signal, with the command to resume and the signal's exit status."""
         assert self.stop.received is not None
         at = f"stopped by {self.stop.received.name} at {model.count:,} {model.counted}"
@@ -438,11 +441,11 @@ class ShareFolder(pl.Callback):
     """Make all ranks use the same run folder after they connect, before the Trainer's own callbacks use it."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if isinstance(trainer, Trainer) and isinstance(pl_module, Run):
+        if isinstance(trainer, Trainer) and isinstance(pl_module, RunModule):
             trainer.share_folder(pl_module)
 
 
-def folder_of(model: Run) -> Path | None:
+def folder_of(model: RunModule) -> Path | None:
     """Return the folder of the run in which a model was trained; None if unknown."""
     trainer = model.trainer if model.has_trainer else None
     return trainer.run_folder if isinstance(trainer, Trainer) and trainer.lightning_module is model else None
