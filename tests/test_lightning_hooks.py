@@ -48,13 +48,13 @@ def test_a_hook_that_calls_super_works_once():
         def on_train_start(self):
             super().on_train_start()
             assert self.own_optimizers
-            started.append(self.log_rows)
+            started.append(self.run.log_rows)
 
     started = []
     plain, mine = tiny(PPO), tiny(Mine)
     fit(plain)
     fit(mine)
-    assert len(started) == 1 and started[0] is mine.log_rows
+    assert len(started) == 1 and started[0] is mine.run.log_rows
     assert torch.equal(weights(plain), weights(mine))
 
 

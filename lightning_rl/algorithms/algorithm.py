@@ -30,7 +30,6 @@ from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces, add_hidden, as_rows, describe_space, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
-from lightning_rl.training.additions import is_packaged, note_attributes
 from lightning_rl.training.arguments import (
     Range,
     check_arguments,
@@ -44,7 +43,9 @@ from lightning_rl.training.experience import rollouts
 from lightning_rl.training.learning import Learner
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
+from lightning_rl.training.run import Run
 from lightning_rl.training.side_learners import CloningConfig, SignalLearner, make_cloning
+from lightning_rl.training.state import is_packaged, note_attributes
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {
@@ -63,6 +64,11 @@ RESERVED = {
     "recorded",
 }
 """Names that a run uses itself: a setting or attribute with one of these names would shadow it."""
+OF_THE_RUN = {
+    *("start_run", "end_run", "end_iteration", "close_iteration", "check_experience", "interrupt", "log_row", "begin_task", "in_short"),
+    *("save_run", "load_run", "get_results", "set_results", "own_callbacks"),
+}
+"""Methods that algorithms had in version 0.1.0, and that their `run` has now: nothing would call an override."""
 
 
 class MarkBuilt(type):
@@ -159,6 +165,9 @@ class Algorithm(Learner, metaclass=MarkBuilt):
         for name in RESERVED & (vars(cls).keys() | vars(cls).get("__annotations__", {}).keys()):
             if not isinstance(vars(cls).get(name), property):
                 raise SettingError(f"{cls.__name__}.{name}: every run already has a {name}; choose another name")
+        for name in OF_THE_RUN & vars(cls).keys():
+            way_out = "override finish_learning or one of Lightning's hooks"
+            raise SettingError(f"{cls.__name__}.{name} is not called, since an algorithm is not its run; {way_out}")
         for name in ("__eq__", "__hash__", "__repr__"):  # keep those of a module, even if a user's dataclass would replace them
             if name not in vars(cls):
                 setattr(cls, name, getattr(cls, name))
@@ -168,6 +177,7 @@ class Algorithm(Learner, metaclass=MarkBuilt):
     def __post_init__(self) -> None:
         settings = complete_settings(type(self), *self.given_arguments)
         super().__init__()
+        self.run = Run(self, {"": self})
         self.schedules: dict[str, Schedule] = read_fields(self)
         self.net_arch = [64, 64] if self.net_arch is None else self.net_arch
         if self.compile != "auto" and not isinstance(self.compile, bool):

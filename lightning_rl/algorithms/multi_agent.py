@@ -145,15 +145,14 @@ class MultiAgent(RunModule):
 
     # ---------------------------------------------------------------- experience
 
-    def build_dataset(self) -> JointDataset:
+    def experience(self) -> JointDataset:
         world = make_world(self.env, self.sides, self.global_rank * self.num_envs if self.has_trainer else 0)
         datasets = {name: algorithm.build_side(world.sides[name], name in self.frozen) for name, algorithm in self.algorithms.items()}
         lengths: list[Any] = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]
         seed = int(np.random.SeedSequence([torch.initial_seed(), self.global_rank, self.count]).generate_state(1)[0]) // 2
         iterations = sum(-(-self.max_env_steps // length) for length in lengths)
         self.counted_steps = 0
-        self.dataset = JointDataset(world, datasets, seed, iterations, {name: self.algorithms[name] for name in self.rivals})
-        return self.dataset
+        return JointDataset(world, datasets, seed, iterations, {name: self.algorithms[name] for name in self.rivals})
 
     def training_step(self, batch: Mapping[str, object], batch_idx: int) -> None:
         self.outputs = {name: self._call(name, "training_step", item, batch_idx) for name, item in batch.items()}

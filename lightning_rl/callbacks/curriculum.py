@@ -78,7 +78,9 @@ class Curriculum(pl.Callback):
         known = env.parameters if isinstance(env, EnvConfig) and env.is_registered else self.parameters
         for name in self.parameters.keys() - known.keys():
             raise SettingError(f"Curriculum: {name} is not in env.parameters{nearest(name, known)}")
-        check_criteria(self.parameters, [*pl_module.run.learners], [each.behavior for each in callbacks_of(trainer, SelfPlay)])
+        check_criteria(
+            self.parameters, [name for name in pl_module.run.learners if name], [each.behavior for each in callbacks_of(trainer, SelfPlay)]
+        )
         for name, parameter in self.parameters.items():
             if parameter.lessons[-1].completion_criteria is not None:
                 pl_module.say(f"env.parameters.{name}: completion_criteria of the last lesson have no effect and are ignored")

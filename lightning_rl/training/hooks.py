@@ -25,9 +25,6 @@ from lightning_rl.spaces import Spaces
 from lightning_rl.training.loading import load
 from lightning_rl.types import State
 
-if TYPE_CHECKING:
-    from lightning_rl.training.run import Run
-
 RUN_HOOKS = {"on_train_start": "start", "on_save_checkpoint": "save", "on_load_checkpoint": "load"}
 """Hooks in which a run does work, and its methods that do it."""
 LAST_HOOK = "on_train_batch_end"
@@ -55,7 +52,8 @@ class RunModule(pl.LightningModule):
     max_env_steps: int
     behavior = ""
     """The name of its behavior, if it is one of several algorithms that learn together."""
-    run: Run
+    run: Any
+    """Its `training.run.Run`, which drives it."""
     hooks_in_progress: set[str]
     called_early: bool
     """Whether the last hook of this iteration has been called, before Lightning calls it."""
@@ -67,7 +65,6 @@ class RunModule(pl.LightningModule):
         def num_envs(self) -> int: ...
         @property
         def network(self) -> PolicyNetwork | BehaviorPolicies: ...
-        def build_dataset(self) -> ExperienceDataset: ...
         def count_steps(self) -> None: ...
         def learning_callbacks(self) -> list[pl.Callback]: ...
         def describe(self) -> dict[str, Any]: ...
@@ -84,6 +81,10 @@ class RunModule(pl.LightningModule):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         leave_hooks(cls)
+
+    def experience(self) -> ExperienceDataset:
+        """Return the dataset whose items are iterations."""
+        raise NotImplementedError
 
     # ---------------------------------------------------------------- progress
 

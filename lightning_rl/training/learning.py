@@ -38,7 +38,6 @@ from lightning_rl.training.arguments import change_setting
 from lightning_rl.training.experience import Metric, Number, frozen_experience
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.replay import load_buffer
-from lightning_rl.training.run import Run
 from lightning_rl.training.side_learners import SideLearner
 from lightning_rl.types import Experience, Rollout, State, Transition, Tree
 
@@ -99,7 +98,6 @@ class Learner(RunModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = Run(self, {"": self})
         self.guard = Guard(self.on_nan)
         self.progress, self.began_at = 0.0, 0
         """Progress of the run at the start of the current iteration, and its count then."""
@@ -279,18 +277,9 @@ class Learner(RunModule):
 
     # ---------------------------------------------------------------- called by the run, in this order
 
-    def join(self, run: Run, behavior: str) -> None:
+    def join(self, run: object, behavior: str) -> None:
         """Become one of several learners of a run."""
         self.run, self.behavior = run, behavior
-
-    def experience(self) -> ExperienceDataset:
-        """Return the dataset whose items are iterations."""
-        raise NotImplementedError
-
-    def build_dataset(self) -> ExperienceDataset:
-        """Build the experience of a run."""
-        dataset = vars(self)["dataset"] = self.experience()  # offline it replaces the setting of this name
-        return dataset
 
     def build_side(self, side: Side, is_frozen: bool) -> ExperienceDataset:
         """Build the experience of one of several behaviors, whose agents are a side of a world.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import pytorch_lightning as pl
@@ -37,9 +37,6 @@ from lightning_rl.sharing.hub import download, is_address
 from lightning_rl.sharing.sb3 import is_zip, read_zip
 from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
 from lightning_rl.types import State
-
-if TYPE_CHECKING:
-    from lightning_rl.training.hooks import RunModule
 
 A = TypeVar("A", bound=pl.LightningModule)
 BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
@@ -218,7 +215,7 @@ def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
     return found
 
 
-def check_fits(algorithm: RunModule, path: str | Path) -> int:
+def check_fits(algorithm: Any, path: str | Path) -> int:
     """Return a checkpoint's count of environment steps or updates; raise `SettingError` if an algorithm cannot resume from it."""
     if is_address(path) or is_agent(path) or agent_of(Path(path)) is not None:
         raise SettingError(f"ckpt_path {shown(path)} is an agent without its run: start a new run with its weights, --init_from {path}")
@@ -237,7 +234,7 @@ def check_fits(algorithm: RunModule, path: str | Path) -> int:
         changed = [name for name in found if name != f"max_{algorithm.counter}"]  # the length of a run may change
         named = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
         raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
-    behaviors: Mapping[str, RunModule] = getattr(algorithm, "algorithms", {})
+    behaviors: Mapping[str, Any] = getattr(algorithm, "algorithms", {})
     check_run(checkpoint, path, _optimizers(algorithm), tuple(behaviors))
     for rank in own.get("ranks", []):
         if rank["num_envs"] == algorithm.num_envs:
@@ -247,7 +244,7 @@ def check_fits(algorithm: RunModule, path: str | Path) -> int:
     return own[algorithm.counter]
 
 
-def _check_observations(algorithm: RunModule, collector: State, path: str | Path) -> None:
+def _check_observations(algorithm: Any, collector: State, path: str | Path) -> None:
     """Raise `SettingError` unless the observations in a collector's state have the shapes of the environments' observations."""
     episodes, done = collector.get("episodes"), collector.get("open_iteration")
     found = [each["obs"] for each in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
@@ -256,7 +253,7 @@ def _check_observations(algorithm: RunModule, collector: State, path: str | Path
         raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments return")
 
 
-def _optimizers(algorithm: RunModule) -> list[Optimizer] | None:
+def _optimizers(algorithm: pl.LightningModule) -> list[Optimizer] | None:
     """Return the optimizers that the algorithm will have, without changing it; None if only Lightning can build them."""
     kept = [(parameter, parameter.data, parameter.grad) for parameter in algorithm.parameters()]
     try:
@@ -362,7 +359,7 @@ def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
     return "it is NaN or infinite in the checkpoint" if not ours.is_meta and is_finite(ours) and not is_finite(theirs) else None
 
 
-def describe_changes(algorithm: RunModule, path: str | Path) -> str | None:
+def describe_changes(algorithm: pl.LightningModule, path: str | Path) -> str | None:
     """Return a line with each setting that differs from a checkpoint's, and both values; None if none does. The length does not count."""
     changed = changed_settings(read_checkpoint(path)["hyper_parameters"], algorithm.hparams)
     changed.pop(f"max_{algorithm.counter}", None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -25,12 +25,8 @@ from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays, sum
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import SettingError
-from lightning_rl.training.experience import make_actor_pool, make_collector, planned_iterations, read_demonstrations
+from lightning_rl.training.experience import LearnerProtocol, make_actor_pool, make_collector, planned_iterations, read_demonstrations
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
-
-if TYPE_CHECKING:
-    from lightning_rl.training.learning import Learner
-    from lightning_rl.training.settings import ReplayFields
 
 
 class RowForm(TypedDict):
@@ -45,7 +41,7 @@ class RowForm(TypedDict):
     goal_reward: GoalReward | None
 
 
-def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
+def replay(algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
     """Return experience from this rank's replay buffer."""
     ranks = algorithm.world_size
     saved = saved_buffer(algorithm) is not None
@@ -69,7 +65,7 @@ def replay(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, a
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
 
 
-def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
+def make_replay_buffer(algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
     """Make this rank's replay buffer, empty or with demonstrations in it or in a second buffer, and report its memory and contents.
 
     Args:
@@ -95,7 +91,7 @@ def make_replay_buffer(algorithm: Learner, settings: ReplaySettings, config: Rep
     return buffer
 
 
-def rows_of(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig) -> RowForm:
+def rows_of(algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayConfig) -> RowForm:
     """Return the form of an algorithm's rows, with actions and memory as its network samples them."""
     spaces, distribution = algorithm.spaces, algorithm.network.distribution
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
@@ -113,7 +109,7 @@ def rows_of(algorithm: Learner, settings: ReplaySettings, config: ReplayConfig) 
     }
 
 
-def find_goal_reward(algorithm: Learner, settings: ReplaySettings) -> GoalReward:
+def find_goal_reward(algorithm: LearnerProtocol, settings: ReplaySettings) -> GoalReward:
     """Return the environment's reward function for other goals; raise `SettingError` if relabeling is not possible."""
     if settings.memory is not None:
         raise SettingError("replay.relabel cannot be combined with memory, which has seen the original goals; leave one out")
@@ -124,7 +120,7 @@ def find_goal_reward(algorithm: Learner, settings: ReplaySettings) -> GoalReward
     return make_goal_reward(algorithm.env, algorithm.spaces)
 
 
-def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+def fill_first(algorithm: LearnerProtocol, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
     """Write demonstrations into an empty buffer, and report them.
 
     Raises:
@@ -140,7 +136,7 @@ def fill_first(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstr
 
 
 def make_mixed_buffer(
-    algorithm: Learner, batch_size: int, config: ReplayConfig, rows: RowForm, make: Callable[..., ReplayBuffer]
+    algorithm: LearnerProtocol, batch_size: int, config: ReplayConfig, rows: RowForm, make: Callable[..., ReplayBuffer]
 ) -> ReplayBuffer:
     """Make a buffer that samples a share of each batch from demonstrations, which are never dropped, and report it.
 
@@ -171,7 +167,7 @@ def make_mixed_buffer(
     return buffer
 
 
-def make_full_buffer(algorithm: Learner, episodes: list[Demonstration], rows: RowForm, config: ReplayConfig) -> ReplayBuffer:
+def make_full_buffer(algorithm: LearnerProtocol, episodes: list[Demonstration], rows: RowForm, config: ReplayConfig) -> ReplayBuffer:
     """Make a buffer that is full of demonstrations."""
     least = rows["n_steps"] + 1 if rows["sequences"] is None else rows["sequences"].slots(rows["n_steps"])
     capacity = max(least, sum(len(each.reward) for each in episodes))
@@ -181,13 +177,13 @@ def make_full_buffer(algorithm: Learner, episodes: list[Demonstration], rows: Ro
     return buffer
 
 
-def write(algorithm: Learner, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+def write(algorithm: LearnerProtocol, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
     """Write all steps of demonstrations into a buffer, with actions as sampled, converting one episode at a time."""
     sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
     buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
 
 
-def saved_buffer(algorithm: Learner) -> tuple[State, int] | None:
+def saved_buffer(algorithm: LearnerProtocol) -> tuple[State, int] | None:
     """Return the manifest of this rank's replay buffer in the checkpoint that is resumed, and the rank that saved it.
 
     That may be another rank if their number has changed. Return None if there is no buffer, or it has another number of environments.
@@ -201,7 +197,7 @@ def saved_buffer(algorithm: Learner) -> tuple[State, int] | None:
     return None if manifest is None or num_envs != algorithm.num_envs else (manifest, number)
 
 
-def load_buffer(algorithm: Learner, continues: bool) -> None:
+def load_buffer(algorithm: LearnerProtocol, continues: bool) -> None:
     """Load this rank's replay buffer from a checkpoint, if there is one; `continues`: with the episodes in progress."""
     if (saved := saved_buffer(algorithm)) is not None:
         manifest, number = saved
@@ -213,12 +209,15 @@ def load_buffer(algorithm: Learner, continues: bool) -> None:
             algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one
 
 
-def stored_episodes(algorithm: ReplayFields, checkpoint: Checkpoint, folder: Path) -> list[Demonstration]:
+def stored_episodes(
+    algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayConfig, checkpoint: Checkpoint, folder: Path
+) -> list[Demonstration]:
     """Return all steps in the replay buffer of a checkpoint, rank by rank and environment by environment, oldest first.
 
     Steps that a full buffer has dropped are missing; episodes in progress count as truncated.
 
     Args:
+        settings, config: the algorithm's.
         checkpoint: the checkpoint's contents.
         folder: the folder of its segments, `last.ckpt.d`.
 
@@ -229,7 +228,7 @@ def stored_episodes(algorithm: ReplayFields, checkpoint: Checkpoint, folder: Pat
     ranks = checkpoint["lightning_rl"].get("ranks", [])
     if not ranks or any(state["data"].get("replay") is None for state in ranks):
         raise SettingError("--replay: this checkpoint holds no replay buffer; name a run with replay, or its last.ckpt")
-    settings, config = algorithm.replay_settings, replace(algorithm.replay, directory=None)
+    config = replace(config, directory=None)
     rows = rows_of(algorithm, settings, config)
     for number, state in enumerate(ranks):
         buffer = ReplayBuffer(**rows, capacity=settings.buffer_size, num_envs=state["num_envs"], config=config)
@@ -238,7 +237,7 @@ def stored_episodes(algorithm: ReplayFields, checkpoint: Checkpoint, folder: Pat
     return episodes
 
 
-def read_episodes(algorithm: Learner, buffer: ReplayBuffer) -> Iterator[Demonstration]:
+def read_episodes(algorithm: LearnerProtocol, buffer: ReplayBuffer) -> Iterator[Demonstration]:
     """Yield the episodes in a buffer with the environment's actions and dtypes; those in progress end as truncated."""
     buffer.cut()
     forms = empty_arrays(algorithm.spaces.observation), empty_arrays(algorithm.spaces.action)

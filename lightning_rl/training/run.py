@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -25,13 +25,10 @@ from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.networks.acting import changes_of, structure_of
 from lightning_rl.threads import one_thread
-from lightning_rl.training.additions import Additions, is_packaged, read_attributes, write_attributes
 from lightning_rl.training.hooks import RunModule, call_last_hook, has_kind
-from lightning_rl.training.state import RunLog, random_state, set_random_state
+from lightning_rl.training.learning import Learner
+from lightning_rl.training.state import Additions, RunLog, is_packaged, random_state, read_attributes, set_random_state, write_attributes
 from lightning_rl.types import State
-
-if TYPE_CHECKING:
-    from lightning_rl.training.learning import Learner
 
 
 class Run:
@@ -154,7 +151,7 @@ class Run:
     def build_dataset(self) -> ExperienceDataset:
         """Return the dataset whose items are iterations."""
         if self.dataset is None:  # Lightning may call this again in each epoch, and the run continues
-            self.dataset = self.module.build_dataset()
+            self.dataset = vars(self.module)["dataset"] = self.module.experience()  # offline it replaces the setting of this name
             self.dataset.collected = self.module.count_steps
         return self.dataset
 
@@ -320,7 +317,7 @@ class Run:
             if self.dataset.is_whole and self.log_rows.is_open:  # a hook has failed
                 self._close_row(self.dataset, merge=False)
             self.dataset.collector.close()
-            self.dataset = None
+            self.dataset = vars(self.module)["dataset"] = None
             for algorithm in reversed([*self.algorithms.values()]):  # the first one stores torch's settings from before the run
                 algorithm.end_learning()
 

@@ -26,7 +26,7 @@ def test_one_behavior_clones_demonstrations_and_the_other_does_not(learner, tmp_
     fit(plain, tmp_path / "plain")
     fit(cloned, tmp_path / "cloned")
     assert cloned.algorithms["a"](np.array([[0, t] for t in range(4)], np.float32)).tolist() == [1, 1, 1, 1]
-    assert cloned.newest["a"]["behavioral_cloning/loss"] < 0.7 and "behavioral_cloning/loss" not in cloned.newest["b"]
+    assert cloned.run.newest["a"]["behavioral_cloning/loss"] < 0.7 and "behavioral_cloning/loss" not in cloned.run.newest["b"]
     assert different(plain.algorithms["a"], cloned.algorithms["a"]) != []
     assert different(plain.algorithms["b"], cloned.algorithms["b"]) == []  # what a does changes nothing that b sees
 
@@ -37,7 +37,7 @@ def test_one_behavior_imitates_by_gail_and_continues_exactly(learner, tmp_path, 
     whole, again = made(a=imitates, b=DQN), made(a=imitates, b=DQN)
     fit(whole, tmp_path / "whole")
     assert "a: demonstrations: " in capsys.readouterr().out
-    assert {"gail/loss", "rewards/gail"} & {name.removeprefix("train/") for name in whole.newest["a"]}
+    assert {"gail/loss", "rewards/gail"} & {name.removeprefix("train/") for name in whole.run.newest["a"]}
     fit(made(a=imitates, b=DQN), tmp_path / "parts", StopAt(3))
     fit(again, tmp_path / "parts", ckpt_path="last")
     assert different(whole, again) == []

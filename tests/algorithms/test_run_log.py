@@ -17,8 +17,8 @@ from tests.fitting import OFF_POLICY, PPO, fit, tiny, twins_slow
 def begun(most):
     """An algorithm in an iteration after which the run is at `most` at the furthest, with a row due at 100."""
     model = tiny(PPO)
-    model.own_optimizers, model.log_rows = [], RunLog(100, 0)
-    model.log_rows.begin(most)
+    model.own_optimizers, model.run.log_rows = [], RunLog(100, 0)
+    model.run.log_rows.begin(most)
     return model
 
 
@@ -26,7 +26,7 @@ def test_a_row_has_the_means_of_numbers_and_of_what_functions_return():
     model, weight = begun(most=100), torch.tensor(3.0, requires_grad=True)
     for k in range(4):
         model.record(loss=torch.tensor(float(k)), **{"rewards/own": lambda k=k: weight * k})
-    assert model.log_rows.is_due(100) and model.learning_metrics() == {"train/loss": 1.5, "rewards/own": 4.5}
+    assert model.run.log_rows.is_due(100) and model.learning_metrics() == {"train/loss": 1.5, "rewards/own": 4.5}
 
 
 def test_of_a_tensor_of_many_numbers_the_mean_is_kept():
@@ -54,7 +54,7 @@ def test_an_iteration_that_cannot_reach_the_next_row_calls_no_function():
     model = begun(most=99)
     model.record(loss=torch.tensor(1.0), never=lambda: pytest.fail("called"))
     model.record(loss=torch.tensor(2.0))
-    assert model.recorded == {"loss": [torch.tensor(2.0)]} and not model.log_rows.is_due(99)
+    assert model.recorded == {"loss": [torch.tensor(2.0)]} and not model.run.log_rows.is_due(99)
 
 
 @pytest.mark.variants

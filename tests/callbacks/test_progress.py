@@ -99,7 +99,7 @@ def test_a_terminal_shows_a_bar_that_reaches_its_end():
 def test_speed_and_time_left_follow_from_the_clock(monkeypatch):
     bar, model = EnvStepsProgressBar(), run(EnvStepsProgressBar())
     statistics = EpisodeStatistics(1)  # no episode has ended
-    model.dataset = SimpleNamespace(
+    model.dataset = model.run.dataset = SimpleNamespace(
         collector=SimpleNamespace(statistics=statistics, num_envs=1, n_steps=8, name="CartPole-v1", steps_made=0)
     )
     clock = iter([100.0, 110.0])
@@ -283,14 +283,14 @@ def test_short_iterations_are_shown_as_they_end_and_no_thread_outlives_the_run(m
     ],
 )
 def test_a_bar_fits_its_terminal_and_shows_what_matters_first(columns, text):
-    run = SimpleNamespace(counter="env_steps", count_so_far=9_600_000, length=10_000_000)
+    run = SimpleNamespace(counter="env_steps", run=SimpleNamespace(count_so_far=9_600_000), length=10_000_000)
     width, activity = (None, []) if columns is None else (columns - BAR_WIDTH - 1, ["iteration: 12 s", "8 updates"])
     shown = join_progress(run, 0, 200.0, ["return 21.5", "length 30", "KL 0.01"], width, activity)
     assert shown == text and (width is None or len(shown) <= width)
 
 
 def test_a_narrow_terminal_shows_an_evaluation_rather_than_the_count():
-    run = SimpleNamespace(counter="env_steps", count_so_far=9_600_000, length=10_000_000)
+    run = SimpleNamespace(counter="env_steps", run=SimpleNamespace(count_so_far=9_600_000), length=10_000_000)
     assert join_progress(run, 0, 200.0, ["return 21.5"], 47, ["evaluation: 12 of 100 episodes", "12 s"]) == (
         "evaluation: 12 of 100 episodes · 12 s"
     )
@@ -316,7 +316,7 @@ def test_a_policy_that_is_much_worse_without_its_randomness_is_pointed_at_once(c
     model = run(bar := EnvStepsProgressBar(), tiny(algorithm, max_env_steps=160))
     statistics = EpisodeStatistics(1)
     statistics.add(Finished(100.0, None, {}, 10, {}))
-    model.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics))
+    model.dataset = model.run.dataset = SimpleNamespace(collector=SimpleNamespace(statistics=statistics))
     trainer, bar.hinted = model.trainer, False
     sampled, hinted = RolloutEvaluator(deterministic=False), []
     for evaluator in (MultiEvaluator([sampled]), MultiEvaluator([sampled, RolloutEvaluator()]), RolloutEvaluator()):

@@ -1,6 +1,7 @@
 """The ratings of a policy that plays against its past selves."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_results_of_players_that_the_checkpoint_lacks_are_one_line(row):
     other = SelfPlay(callback.config, Snapshots(nn.Linear(1, 1), 3))
     other.load_state_dict({**callback.state_dict(), "scores": {"": torch.tensor([row], dtype=torch.float64)}})
     with pytest.raises(SettingError, match="results of players that it lacks"):
-        other.on_train_start(None, Run())
+        other.on_train_start(None, SimpleNamespace(run=SimpleNamespace(algorithms={"": None})))
 
 
 def test_scores_are_saved_as_one_tensor_for_each_behavior_whatever_the_number_of_games():

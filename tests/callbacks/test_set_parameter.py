@@ -112,12 +112,12 @@ def test_a_resumed_run_continues_bit_for_bit(folder):
     run(Longer(), evaluation=EVERY_ITERATION, root="half", steps=3)
     shutil.copytree("half", "copy")
     resumed, _ = run(Longer(), evaluation=EVERY_ITERATION, root="half", ckpt_path="last")
-    assert resumed.parameter_values == whole.parameter_values == {"period": 9}
+    assert resumed.run.parameter_values == whole.run.parameter_values == {"period": 9}
     assert evaluations("half") == evaluations("whole") == [length for length in range(3, 9) for _ in range(2)]
     ours, theirs = resumed.state_dict(), whole.state_dict()
     assert all(ours[name].equal(theirs[name]) for name in ours)
     changed, _ = run(evaluation=EVERY_ITERATION, root="copy", ckpt_path="last", period=20)  # settings given explicitly win
-    assert changed.parameter_values == {} and evaluations("copy")[-1] == 20
+    assert changed.run.parameter_values == {} and evaluations("copy")[-1] == 20
 
 
 def test_a_value_that_is_set_before_a_run_holds_in_it_and_the_same_value_changes_nothing():
@@ -127,7 +127,7 @@ def test_a_value_that_is_set_before_a_run_holds_in_it_and_the_same_value_changes
     fit(model, callbacks=[callback])
     assert set(callback.lengths) == {4} and model.collector is None
     model.set_parameter("period", {"sampler_type": "uniform", "sampler_parameters": {"min_value": 2, "max_value": 3}})
-    assert model.parameter_values["period"]["sampler_parameters"] == {"min_value": 2, "max_value": 3, "seed": -1}
+    assert model.run.parameter_values["period"]["sampler_parameters"] == {"min_value": 2, "max_value": 3, "seed": -1}
 
 
 def test_an_environment_that_is_given_to_a_file_keeps_its_own_value(folder):

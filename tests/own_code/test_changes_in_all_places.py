@@ -108,7 +108,7 @@ def test_a_checkpoint_holds_a_change_or_it_is_named_when_it_is_saved_and_when_it
     CHANGES[change](algorithm.network)
     path = save(algorithm, tmp_path / "a.ckpt")
     lines = [line for line in capsys.readouterr().out.splitlines() if "checkpoints do not hold" in line]
-    obs, changed = inputs(algorithm), [*algorithm.changes.values()]
+    obs, changed = inputs(algorithm), [*algorithm.run.changes.values()]
     assert len(lines) == bool(changed) and all(text in lines[0] for text in changed[:3])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -160,7 +160,7 @@ def test_a_resumed_run_names_a_change_that_it_lacks_and_the_export_of_the_checkp
 def test_the_export_of_a_changed_algorithm_acts_as_it_does(name, change, tmp_path):
     algorithm = build(name)
     CHANGES[change](algorithm.network)
-    obs, named = inputs(algorithm), [*algorithm.changes.values()]
+    obs, named = inputs(algorithm), [*algorithm.run.changes.values()]
     try:
         file = lrl.export_policy(algorithm, tmp_path / "policy.pt2")  # which compares it with the algorithm
     except lrl.SettingError as error:
@@ -191,9 +191,9 @@ def test_a_method_that_is_put_back_is_no_change():
     algorithm = build("actor")
     forward = algorithm.forward
     algorithm.forward = lambda *arguments: None
-    assert [*algorithm.changes.values()] == ["forward (replaced)"]
+    assert [*algorithm.run.changes.values()] == ["forward (replaced)"]
     algorithm.forward = forward  # as Lightning does with several ranks
-    assert not algorithm.changes
+    assert not algorithm.run.changes
 
 
 def test_policy_of_ones_own_is_refused_during_a_run_too():
@@ -336,7 +336,7 @@ def test_runs_themselves_change_nothing_that_would_be_named(algorithm, settings)
 
     class Looks(pl.Callback):
         def on_train_batch_end(self, trainer, model, *_):
-            found.update(model.changes.values())
+            found.update(model.run.changes.values())
 
     fit(tiny(algorithm, **settings), callbacks=[Looks()])
     assert found == set()

@@ -109,7 +109,7 @@ def test_what_is_not_plain_data_is_named_once_when_it_is_first_saved(tmp_path, c
 
 @pytest.mark.parametrize("name", ["env_steps", "training_step", "_modules", "network", "trainer", "__class__", "a b"])
 def test_a_file_cannot_set_what_is_not_a_users_attribute(name):
-    from lightning_rl.training.hooks import write_attributes
+    from lightning_rl.training.state import write_attributes
 
     with pytest.raises(SettingError, match="not one of a user's class"):
         write_attributes(make(), {"": {name: 3}})
@@ -117,7 +117,7 @@ def test_a_file_cannot_set_what_is_not_a_users_attribute(name):
 
 @pytest.mark.parametrize("kind", [lrl.PPO, lrl.A2C, lrl.SAC, lrl.TD3, lrl.DQN, lrl.TRPO, lrl.PQN, lrl.IMPALA])
 def test_no_attribute_of_the_package_counts_as_a_users(kind, tmp_path):
-    from lightning_rl.training.hooks import own_attributes
+    from lightning_rl.training.state import own_attributes
 
     class Looks(pl.Callback):
         def on_train_batch_end(self, trainer, algorithm, *arguments):
