@@ -256,6 +256,20 @@ def test_hooks_of_parameters_see_that_gradient(kind):
     assert calls == [[3.0]]
 
 
+def test_a_gradient_that_a_hook_puts_in_the_place_of_such_a_gradient_is_measured_clipped_and_used():
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
+
+    def replace(name, *arguments):
+        if name == "on_after_backward":
+            net.weight.grad, net.bias.grad = torch.tensor([[6.0, 0.0]]), torch.tensor([8.0])
+
+    known, before = known_loss(optimizer), torch.cat([net.weight.flatten(), net.bias]).detach()
+    norm, _ = gradient_step(known, optimizer, OFF, 5.0, 1, replace)
+    assert norm.item() == 10.0
+    torch.testing.assert_close(torch.cat([net.weight.flatten(), net.bias]).detach(), before - torch.tensor([3.0, 0.0, 4.0]))
+
+
 def test_a_step_of_another_optimizer_on_such_a_loss_is_an_error():
     with pytest.raises(
         SettingError, match="does not depend on the parameters of its optimizer; if it is compiled, name losses in the order of optimizers"

@@ -185,8 +185,8 @@ UNUSED_LOOPS = ("validation_step", "val_dataloader", "test_step", "test_dataload
 """Methods of a LightningModule that are not called because evaluations play episodes."""
 
 
-def gradient_hooks(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[..., object]:
-    """Return a function that calls a gradient hook by name, in the callbacks and the module that override it; a no-op if none does."""
+def gradient_hooks(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[..., object] | None:
+    """Return a function that calls a gradient hook by name, in the callbacks and the module that override it; None if none does."""
     overridden: dict[str, list[Callable[..., object]]] = {name: [] for name in GRADIENT_HOOKS}
     for name, methods in overridden.items():
         for callback in callbacks_of(trainer, object):
@@ -195,7 +195,7 @@ def gradient_hooks(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[
         if overrides(module, name):
             methods.append(getattr(module, name))
     if not any(overridden.values()):
-        return lambda name, *arguments: None
+        return None
     return lambda name, *arguments: [method(*arguments) for method in overridden[name]]
 
 
