@@ -138,8 +138,7 @@ def collect(options: Namespace) -> int:
     assert isinstance(recorder, RecordEpisodes)
     with closing(player), torch_threads(1):
         if options.replay:
-            stored = read_checkpoint(ckpt_path), ckpt_path.parent / "last.ckpt.d"
-            episodes = stored_episodes(algorithm, algorithm.replay_settings, algorithm.replay, *stored)
+            episodes = stored_episodes(algorithm, read_checkpoint(ckpt_path), ckpt_path.parent / "last.ckpt.d")
         else:
             player.play(algorithm.network, options.episodes, options.seed, options.deterministic == "true")
             recorder.cut()

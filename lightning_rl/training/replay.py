@@ -209,15 +209,12 @@ def load_buffer(algorithm: LearnerProtocol, continues: bool) -> None:
             algorithm.dataset.buffer.reseed(algorithm.seed)  # several ranks may have loaded the same one
 
 
-def stored_episodes(
-    algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayConfig, checkpoint: Checkpoint, folder: Path
-) -> list[Demonstration]:
+def stored_episodes(algorithm: Any, checkpoint: Checkpoint, folder: Path) -> list[Demonstration]:
     """Return all steps in the replay buffer of a checkpoint, rank by rank and environment by environment, oldest first.
 
     Steps that a full buffer has dropped are missing; episodes in progress count as truncated.
 
     Args:
-        settings, config: the algorithm's.
         checkpoint: the checkpoint's contents.
         folder: the folder of its segments, `last.ckpt.d`.
 
@@ -228,7 +225,7 @@ def stored_episodes(
     ranks = checkpoint["lightning_rl"].get("ranks", [])
     if not ranks or any(state["data"].get("replay") is None for state in ranks):
         raise SettingError("--replay: this checkpoint holds no replay buffer; name a run with replay, or its last.ckpt")
-    config = replace(config, directory=None)
+    settings, config = algorithm.replay_settings, replace(algorithm.replay, directory=None)
     rows = rows_of(algorithm, settings, config)
     for number, state in enumerate(ranks):
         buffer = ReplayBuffer(**rows, capacity=settings.buffer_size, num_envs=state["num_envs"], config=config)
