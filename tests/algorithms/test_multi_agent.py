@@ -208,6 +208,20 @@ def test_a_run_continues_exactly_in_the_middle_of_another_behaviors_iteration(tm
     assert [each.state_dict() for each in continued.curriculum] == [each.state_dict() for each in whole.curriculum]
 
 
+def test_the_replay_buffer_of_a_behavior_with_several_agents_comes_back(tmp_path, capsys):
+    def squads():
+        pl.seed_everything(3, verbose=False)
+        behaviors = {"red": lrl.Behavior("red_*", DQN), "blue": lrl.Behavior("blue_*", PPO)}
+        return lrl.MultiAgent({"id": "tests.agents.Squads", "num_envs": 2}, behaviors, 96)
+
+    whole, continued = squads(), squads()
+    fit(whole, tmp_path / "whole")
+    fit(squads(), tmp_path / "parts", StopAt(2))
+    fit(continued, tmp_path / "parts", ckpt_path="last")
+    out = capsys.readouterr().out
+    assert "no replay buffer" not in out and "new episodes" not in out and different(whole, continued) == []
+
+
 def test_metrics_of_behaviors_stand_under_their_names(tmp_path):
     evaluation = lrl.EvaluationConfig(every_n_env_steps=48, episodes=2)
     trainer = fit(made(), tmp_path, evaluation=evaluation, logger=True)
