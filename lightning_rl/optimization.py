@@ -44,11 +44,13 @@ class ScheduledAdam(ScheduledOptimizer, torch.optim.Adam):
         group, *others = self.param_groups
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         states = [self.state[parameter] for parameter in parameters]
-        is_usual = group["fused"] and not (group["amsgrad"] or group["capturable"] or group["differentiable"] or others or closure)
-        watched = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or profiler._is_profiler_enabled
-        watched = watched or _global_optimizer_pre_hooks or _global_optimizer_post_hooks or hasattr(self, "grad_scale")
-        if watched or not (is_usual and all(states) and parameters and parameters[0].is_cpu and isinstance(group["lr"], float)):
-            return super().step(closure)
+        unusual = any(group[name] for name in ("amsgrad", "capturable", "decoupled_weight_decay", "differentiable"))
+        is_plain = group["fused"] and isinstance(group["lr"], float) and not (unusual or others or closure)
+        hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+        watched = any(hooks) or profiler._is_profiler_enabled or hasattr(self, "grad_scale")
+        if watched or not (is_plain and all(states) and parameters and parameters[0].is_cpu):
+            step = torch.optim.Adam.step  # torch wraps it, to call hooks, when the first plain Adam is built
+            return (step if hasattr(step, "hooked") else self.profile_hook_step(step))(self, closure)
         steps, moments, squares = ([state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq"))
         rate, (beta1, beta2), decay, eps = group["lr"], group["betas"], group["weight_decay"], group["eps"]
         rest: Any = {"weight_decay": decay, "eps": eps, "amsgrad": False, "maximize": group["maximize"]}
@@ -58,7 +60,7 @@ class ScheduledAdam(ScheduledOptimizer, torch.optim.Adam):
             torch._fused_adam_(parameters, gradients, moments, squares, [], steps, lr=rate, beta1=beta1, beta2=beta2, **rest)
         return None
 
-    step.hooked = True  # type: ignore[attr-defined]  # otherwise torch would wrap it, to call hooks that `super().step` calls
+    step.hooked = True  # type: ignore[attr-defined]  # otherwise torch would wrap it too
 
 
 class ScheduledRAdam(ScheduledOptimizer, torch.optim.RAdam):
@@ -166,7 +168,7 @@ def with_gradient(loss: Tensor, gradient: Tensor, parameters: Sequence[Tensor]) 
 
 
 def set_known_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
-    """Set the gradients of parameters if they are known and no hook waits for them, which takes a fifth of the time of a backward pass.
+    """Set the gradients of parameters without a backward pass, if they are known and no hook waits for them.
 
     Return the vector whose parts they are; None if they are not set.
     """

@@ -320,7 +320,17 @@ def trained(optimizer_of, steps=4, before=lambda optimizer: None):
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]), optimizer
 
 
-@pytest.mark.parametrize("group", [{}, {"weight_decay": 0.1}, {"maximize": True}, {"amsgrad": True}, {"lr": 0.1, "eps": 1e-3}])
+@pytest.mark.parametrize(
+    "group",
+    [
+        {},
+        {"weight_decay": 0.1},
+        {"weight_decay": 0.1, "decoupled_weight_decay": True},
+        {"maximize": True},
+        {"amsgrad": True},
+        {"lr": 0.1, "eps": 1e-3},
+    ],
+)
 def test_a_scheduled_adam_moves_weights_as_torchs_fused_adam_whatever_its_group_says(group):
     def configure(optimizer):
         optimizer.param_groups[0].update({"lr": 0.01, **group})
