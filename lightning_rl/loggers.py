@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from shlex import quote
-from typing import Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -28,13 +27,6 @@ from lightning_rl.distributed import Counted
 from lightning_rl.errors import causes_of
 
 Row = Mapping[str, object]
-
-
-class Speaker(Protocol):
-    """An object that prints lines for the user."""
-
-    @property
-    def say(self) -> Callable[[str], None]: ...
 
 
 class MetricsLogger(Logger):
@@ -209,12 +201,12 @@ def _number(text: str) -> float:
 
 
 @contextmanager
-def going_on(algorithm: Speaker, what: str) -> Iterator[None]:
+def going_on(say: Callable[[str], None], what: str) -> Iterator[None]:
     """Print a line and continue if something cannot be written."""
     try:
         yield
     except OSError as error:
-        algorithm.say(f"{what} could not be written, the run goes on: {error.strerror or error}")
+        say(f"{what} could not be written, the run goes on: {error.strerror or error}")
 
 
 def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float]) -> None:

@@ -234,3 +234,9 @@ def test_data_for_a_test_and_a_misspelt_flag_are_refused_in_one_line(tmp_path):
         trainer.test(tiny(PPO), dataloaders=[1])
     with pytest.raises(SettingError, match=r"^trainer.max_stepss is not a flag; did you mean max_steps\?$"):
         Trainer(max_stepss=3)
+
+
+@pytest.mark.parametrize("name", ["end_iteration", "load_run", "log_row"])
+def test_a_method_that_moved_to_the_run_is_refused_where_a_class_overrides_it(name):
+    with pytest.raises(SettingError, match=rf"^Mine\.{name} is not called, since an algorithm is not its run; override finish_learning or"):
+        type("Mine", (PPO,), {name: lambda self, *arguments: None})

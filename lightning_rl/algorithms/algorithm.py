@@ -64,11 +64,11 @@ RESERVED = {
     "recorded",
 }
 """Names that a run uses itself: a setting or attribute with one of these names would shadow it."""
-OF_THE_RUN = {
+MOVED_TO_THE_RUN = {
     *("start_run", "end_run", "end_iteration", "close_iteration", "check_experience", "interrupt", "log_row", "begin_task", "in_short"),
     *("save_run", "load_run", "get_results", "set_results", "own_callbacks"),
 }
-"""Methods that algorithms had in version 0.1.0, and that their `run` has now: nothing would call an override."""
+"""Methods that algorithms had before they had a `run`, which has them now: nothing would call an override."""
 
 
 class MarkBuilt(type):
@@ -165,7 +165,7 @@ class Algorithm(Learner, metaclass=MarkBuilt):
         for name in RESERVED & (vars(cls).keys() | vars(cls).get("__annotations__", {}).keys()):
             if not isinstance(vars(cls).get(name), property):
                 raise SettingError(f"{cls.__name__}.{name}: every run already has a {name}; choose another name")
-        for name in OF_THE_RUN & vars(cls).keys():
+        for name in MOVED_TO_THE_RUN & vars(cls).keys():
             way_out = "override finish_learning or one of Lightning's hooks"
             raise SettingError(f"{cls.__name__}.{name} is not called, since an algorithm is not its run; {way_out}")
         for name in ("__eq__", "__hash__", "__repr__"):  # keep those of a module, even if a user's dataclass would replace them

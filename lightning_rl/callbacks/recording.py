@@ -81,7 +81,7 @@ class Video(pl.Callback):
             count = pad_number(pl_module.count, pl_module.length)
             files = [folder / f"{pl_module.counter}_{count}_{name}" for name in name_episodes(self.episodes)]
             try:
-                with going_on(pl_module, "a video"):
+                with going_on(pl_module.say, "a video"):
                     self.record(trainer, pl_module, files)
                     for logger in trainer.loggers:
                         log_videos(logger, files, pl_module.count)
@@ -166,7 +166,7 @@ class RecordDemonstrations(pl.Callback):
             for recorder in recorders:  # on rank 0 only
                 recorder.cut()
             if recorders:
-                with going_on(pl_module, f"dataset {self.dataset}"):
+                with going_on(pl_module.say, f"dataset {self.dataset}"):
                     name = type(pl_module).__name__
                     save_demonstrations(self.dataset, interleave_episodes(recorders), recorders[0].env, algorithm=name, force=True)
 
@@ -209,7 +209,7 @@ class PlotCurve(pl.Callback):
         is_due, self.is_due = self.is_due, False
         if is_due and trainer.is_global_zero:
             folder = Path(str(trainer.log_dir))
-            with going_on(pl_module, "curve.png"):
+            with going_on(pl_module.say, "curve.png"):
                 write_bytes(folder / "curve.png", draw_curve(folder, pl_module.counter))
 
 

@@ -96,15 +96,15 @@ def export_policy(
     if not path.parent.is_dir():
         raise SettingError(f"out {path.name!r}: there is no folder {path.parent}; make it first")
     check_packages(format)
-    run = ckpt_path if isinstance(ckpt_path, RunModule) else load_run(ckpt_path, env=env)
-    if run.run.additions.lost:
-        what = f"this checkpoint does not hold what had been changed in its policy: {list_changes(run.run.additions.lost)}"
+    loaded = ckpt_path if isinstance(ckpt_path, RunModule) else load_run(ckpt_path, env=env)
+    if loaded.run.additions.lost:
+        what = f"this checkpoint does not hold what had been changed in its policy: {list_changes(loaded.run.additions.lost)}"
         raise SettingError(f"{what}; export the algorithm itself, lrl.export_policy(algorithm, {path.name!r})")
-    if format == "safetensors" and (changes := [*run.run.changes.values()]):
+    if format == "safetensors" and (changes := [*loaded.run.changes.values()]):
         raise SettingError(f"format safetensors holds only weights, not {list_changes(changes)}; use onnx or torch")
-    algorithm, source = choose_behavior(run, behavior), None if file is None else describe_source(file)
+    algorithm, source = choose_behavior(loaded, behavior), None if file is None else describe_source(file)
     with torch_threads(1), eval_mode(algorithm.network):
-        write_checked(path, format, algorithm, run.env, source)
+        write_checked(path, format, algorithm, loaded.env, source)
     return path
 
 

@@ -47,8 +47,8 @@ class Run:
         self.optimizers_of: dict[str, slice] = {"": slice(None)}
         """Which of the Trainer's optimizers belong to each learner."""
         self.dataset: ExperienceDataset | None = None
-        self.progress, self.began_at = 0.0, 0
-        """Progress at the start of the current iteration, as a fraction of the run's length and as a count."""
+        self.began_at = 0
+        """The count at the start of the current iteration."""
         self.made_before = 0
         """The collector's `steps_made` at that time."""
         self.log_rows = RunLog(1, 0)
@@ -199,12 +199,12 @@ class Run:
         assert self.dataset is not None
         collector, module = self.dataset.collector, self.module
         self.began_at, self.made_before = module.count, collector.steps_made
-        self.progress = min(1.0, self.began_at / module.length)
+        progress = min(1.0, self.began_at / module.length)
         most = self.began_at + collector.n_steps * collector.num_envs * self.trainer.world_size
         self.log_rows.begin(math.inf if most >= module.length else most)
         for name, learner in self.learners.items():
             if not self.dataset.is_in_iteration(name):
-                learner.begin_iteration(learner.count, self.progress)
+                learner.begin_iteration(learner.count, progress)
 
     def end_iteration(self) -> None:
         """Finish an iteration before any callback, so that logging, evaluating and saving see the same counts and statistics.

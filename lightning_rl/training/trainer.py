@@ -309,7 +309,7 @@ class Trainer(EvaluatingTrainer):
     def _restore_config(self) -> None:
         """Write `config.yaml` again if the run's folder was deleted during the run, so that the next save can be resumed."""
         if self.settings is not None and self.run_folder is not None and not (config := self.run_folder / "config.yaml").is_file():
-            with going_on(self, "config.yaml"):
+            with going_on(self.say, "config.yaml"):
                 write_config(self.run_folder, self.settings)
                 self.say(f"{config} was deleted during the run and is written again; the other deleted files are lost")
 
