@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,34 +33,52 @@ class ScheduledOptimizer(Optimizer):
         super().load_state_dict(state_dict)
 
 
-class ScheduledAdam(ScheduledOptimizer, torch.optim.Adam):
+class DirectOptimizer(ScheduledOptimizer):
+    """A scheduled optimizer whose steps on a CPU call torch's kernels without its bookkeeping, which takes longer than small kernels."""
+
+    implementation: ClassVar[str]
+    """The option of a group that chooses torch's kernel."""
+    unusual: ClassVar[tuple[str, ...]]
+    """Options of a group with which torch makes the step itself."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Make a step: torch's own if a hook, a profiler or a gradient scaler follows it, or if its groups are unusual."""
+        group, *others = self.param_groups
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        states = [self.state[parameter] for parameter in parameters]
+        hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+        watched = any(hooks) or profiler._is_profiler_enabled or hasattr(self, "grad_scale")
+        unusual = others or closure or any(group[name] for name in self.unusual)
+        is_plain = group[self.implementation] and isinstance(group["lr"], float) and not unusual
+        if watched or not (is_plain and all(states) and parameters and parameters[0].is_cpu):
+            step = super().step.__func__  # type: ignore[attr-defined]  # torch wraps it, to call hooks, when its class is first built
+            return (step if hasattr(step, "hooked") else self.profile_hook_step(step))(self, closure)
+        with torch.no_grad():
+            torch._foreach_add_([state["step"] for state in states], 1)
+            self.move(group, parameters, [parameter.grad for parameter in parameters], states)
+        return None
+
+    step.hooked = True  # type: ignore[attr-defined]  # otherwise torch would wrap it too
+
+    def move(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any], states: list[dict[str, Tensor]]) -> None:
+        """Move the parameters and their moments, whose steps are counted, as torch would."""
+        raise NotImplementedError
+
+
+class ScheduledAdam(DirectOptimizer, torch.optim.Adam):
     """`torch.optim.Adam(…, fused=True)` (Kingma and Ba 2015) of the parameters of a module."""
+
+    implementation = "fused"
+    unusual = ("amsgrad", "capturable", "decoupled_weight_decay", "differentiable")
 
     def __init__(self, module: nn.Module | Iterable[Tensor], eps: float = 1e-8, beta1: float = 0.9) -> None:
         super().__init__(parameters_to_hold(module), betas=(beta1, 0.999), eps=eps, fused=True)
 
-    def step(self, closure: Any = None) -> Any:
-        """Make a step as torch does. On a CPU it calls torch's kernel directly, which takes 39 µs for six small tensors, not 105."""
-        group, *others = self.param_groups
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        states = [self.state[parameter] for parameter in parameters]
-        unusual = any(group[name] for name in ("amsgrad", "capturable", "decoupled_weight_decay", "differentiable"))
-        is_plain = group["fused"] and isinstance(group["lr"], float) and not (unusual or others or closure)
-        hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-        watched = any(hooks) or profiler._is_profiler_enabled or hasattr(self, "grad_scale")
-        if watched or not (is_plain and all(states) and parameters and parameters[0].is_cpu):
-            step = torch.optim.Adam.step  # torch wraps it, to call hooks, when the first plain Adam is built
-            return (step if hasattr(step, "hooked") else self.profile_hook_step(step))(self, closure)
+    def move(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any], states: list[dict[str, Tensor]]) -> None:
         steps, moments, squares = ([state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq"))
         rate, (beta1, beta2), decay, eps = group["lr"], group["betas"], group["weight_decay"], group["eps"]
         rest: Any = {"weight_decay": decay, "eps": eps, "amsgrad": False, "maximize": group["maximize"]}
-        with torch.no_grad():
-            torch._foreach_add_(steps, 1)
-            gradients: Any = [parameter.grad for parameter in parameters]
-            torch._fused_adam_(parameters, gradients, moments, squares, [], steps, lr=rate, beta1=beta1, beta2=beta2, **rest)
-        return None
-
-    step.hooked = True  # type: ignore[attr-defined]  # otherwise torch would wrap it too
+        torch._fused_adam_(parameters, gradients, moments, squares, [], steps, lr=rate, beta1=beta1, beta2=beta2, **rest)
 
 
 class ScheduledRAdam(ScheduledOptimizer, torch.optim.RAdam):
@@ -70,11 +88,22 @@ class ScheduledRAdam(ScheduledOptimizer, torch.optim.RAdam):
         super().__init__(parameters_to_hold(module), foreach=True)
 
 
-class ScheduledRMSprop(ScheduledOptimizer, torch.optim.RMSprop):
+class ScheduledRMSprop(DirectOptimizer, torch.optim.RMSprop):
     """`torch.optim.RMSprop` (Tieleman and Hinton 2012) of the parameters of a module."""
+
+    implementation = "foreach"
+    unusual = ("weight_decay", "momentum", "centered", "capturable", "differentiable", "maximize")
 
     def __init__(self, module: nn.Module | Iterable[Tensor], alpha: float = 0.99, eps: float = 1e-8) -> None:
         super().__init__(parameters_to_hold(module), alpha=alpha, eps=eps, foreach=True)
+
+    def move(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any], states: list[dict[str, Tensor]]) -> None:
+        squares, alpha = [state["square_avg"] for state in states], group["alpha"]
+        torch._foreach_mul_(squares, alpha)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - alpha)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_addcdiv_(parameters, gradients, roots, value=-group["lr"])
 
 
 class ScheduledSGD(ScheduledOptimizer, torch.optim.SGD):

@@ -320,46 +320,51 @@ def trained(optimizer_of, steps=4, before=lambda optimizer: None):
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]), optimizer
 
 
+TORCHS = {
+    ScheduledAdam: lambda net: torch.optim.Adam(net.parameters(), fused=True),
+    ScheduledRMSprop: lambda net: torch.optim.RMSprop(net.parameters(), foreach=True),
+}
+
+
 @pytest.mark.parametrize(
-    "group",
+    ("scheduled", "group"),
     [
-        {},
-        {"weight_decay": 0.1},
-        {"weight_decay": 0.1, "decoupled_weight_decay": True},
-        {"maximize": True},
-        {"amsgrad": True},
-        {"lr": 0.1, "eps": 1e-3},
+        *((ScheduledAdam, {"decoupled_weight_decay": True, "weight_decay": 0.1}), (ScheduledAdam, {"amsgrad": True})),
+        *((ScheduledRMSprop, {"momentum": 0.9}), (ScheduledRMSprop, {"centered": True}), (ScheduledRMSprop, {"alpha": 0.5})),
+        *((one, group) for one in TORCHS for group in ({}, {"weight_decay": 0.1}, {"maximize": True}, {"lr": 0.1, "eps": 1e-3})),
     ],
 )
-def test_a_scheduled_adam_moves_weights_as_torchs_fused_adam_whatever_its_group_says(group):
+def test_a_scheduled_optimizer_moves_weights_as_torchs_whatever_its_group_says(scheduled, group):
     def configure(optimizer):
         optimizer.param_groups[0].update({"lr": 0.01, **group})
 
-    ours, optimizer = trained(ScheduledAdam, before=configure)
-    theirs, torchs = trained(lambda net: torch.optim.Adam(net.parameters(), fused=True), before=configure)
+    ours, optimizer = trained(scheduled, before=configure)
+    theirs, torchs = trained(TORCHS[scheduled], before=configure)
     assert torch.equal(ours, theirs)
     states = optimizer.state_dict()["state"], torchs.state_dict()["state"]
     assert all(torch.equal(states[0][k][name], states[1][k][name]) for k in states[1] for name in states[1][k])
 
 
-def test_hooks_of_a_scheduled_adams_steps_are_called_also_those_registered_later_and_for_all_optimizers():
+@pytest.mark.parametrize("scheduled", TORCHS)
+def test_hooks_of_a_scheduled_optimizers_steps_are_called_also_those_registered_later_and_for_all_optimizers(scheduled):
     calls = []
 
     def register(optimizer):
         optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
         optimizer.register_step_post_hook(lambda *_: calls.append("after"))
 
-    trained(ScheduledAdam, steps=3, before=register)
+    trained(scheduled, steps=3, before=register)
     assert calls == ["before", "after"] * 3
     handle = register_optimizer_step_post_hook(lambda *_: calls.append("all"))
-    trained(ScheduledAdam, steps=3)
+    trained(scheduled, steps=3)
     handle.remove()
     assert calls[6:] == ["all"] * 3
 
 
-def test_a_profiler_sees_the_steps_of_a_scheduled_adam():
+@pytest.mark.parametrize("scheduled", TORCHS)
+def test_a_profiler_sees_the_steps_of_a_scheduled_optimizer(scheduled):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        trained(ScheduledAdam, steps=3)
+        trained(scheduled, steps=3)
     assert next(event.count for event in profile.key_averages() if event.key.startswith("Optimizer.step#")) == 3
 
 

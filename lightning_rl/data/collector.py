@@ -217,10 +217,10 @@ class Collector:
         tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
         memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories]) if len(self._memory) else ()
-        seen, start = self.rollout(), self._marks["start"]
         ends = gather_ends(found, partial(allocate, self._space)) if found else NO_ENDS
-        flags = seen.terminated, seen.truncated, seen.valid, start
-        return Unroll(self._obs_tensor, actor.actions(), (), seen.reward, *flags, seen.action_mask, memory, seen.next_obs, ends)
+        reward, marks, start = self._rewards.unsqueeze(-1), self._marks, self._marks["start"]
+        flags = marks["terminated"][:-1], marks["truncated"][:-1], marks["valid"][:-1], start
+        return Unroll(self._obs_tensor, actor.actions(), (), reward, *flags, self._mask_tensor, memory, self._next_tensor, ends)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
         """Yield `n_steps` steps one by one, the first `random_steps` with random actions. The next step overwrites the arrays."""

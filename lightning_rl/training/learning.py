@@ -231,8 +231,10 @@ class Learner(RunModule):
             callback.on_update_end(self.trainer, self)
 
     def update_priorities(self, batch: Transition, errors: Tensor) -> None:
-        """Pass the errors |δ| `[B]` of a batch to its buffer, which samples by them if it is prioritized."""
+        """Pass the errors |δ| `[B]` of a batch to its buffer if that samples by priorities."""
         assert isinstance(self.dataset, SampledDataset)
+        if self.dataset.buffer.priorities is None:
+            return
 
         def finite() -> Tensor:
             numbers = errors.nan_to_num(0.0, 0.0, 0.0)

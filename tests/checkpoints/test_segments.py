@@ -38,7 +38,7 @@ def same_draws(one: ReplayBuffer, other: ReplayBuffer, times: int = 3) -> None:
         for x, y in zip(tree_leaves(tuple(a)), tree_leaves(tuple(b)), strict=True):
             assert x.dtype == y.dtype and np.array_equal(x, y)
         errors = np.random.default_rng(len(one)).exponential(size=16).astype(np.float32)
-        for buffer in (one, other):
+        for buffer in (one, other) if one.priorities is not None else ():
             buffer.update(a.rows, partial(torch.from_numpy, errors))
 
 

@@ -279,7 +279,7 @@ def test_a_copy_continues_with_the_same_batches(capacity, prioritized, layout, n
         windows = [buffer.sample(16, progress=0.3) for buffer in buffers]
         assert all(same(window, windows[0]) for window in windows)
         sizes = torch.from_numpy(errors.exponential(size=16))
-        for buffer in buffers:
+        for buffer in buffers if prioritized else ():
             buffer.update(windows[0].rows, lambda: sizes)
 
     envs = [lambda i=i, period=period: Scripted(period=period, first_episode=100 * i) for i, period in enumerate((1, 1, 5))]

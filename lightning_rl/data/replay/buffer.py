@@ -274,10 +274,10 @@ class ReplayBuffer:
         )
 
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
-        """Set priorities from the errors `[B]` of the drawn rows, which are computed only if there are priorities."""
-        if self.priorities is not None:
-            own = rows[rows < self.first_demonstration]
-            self.priorities.update(own, errors if self.demonstrations is None else lambda: errors()[: len(own)])
+        """Set the priorities of drawn rows, own ones or demonstrations, by a function that returns their errors `[B]`."""
+        assert self.priorities is not None
+        own = rows[rows < self.first_demonstration]
+        self.priorities.update(own, errors if self.demonstrations is None else lambda: errors()[: len(own)])
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """Return the rows of the window of `steps` steps that begins with each row, `[B, steps]`."""
