@@ -95,8 +95,9 @@ def result(run):
     return weights, checkpoint["callbacks"].get("MoreWind"), checkpoint["lightning_rl"]["parameters"], tables
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", EXTENSIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name == "auxiliary_head" else pytest.mark.slow) for name in EXTENSIONS]
+)
 def test_an_extension_that_is_killed_and_started_again_learns_the_same_weights_bit_for_bit(name, tmp_path):
     script, whole, killed = str(EXAMPLES / f"{name}.py"), tmp_path / "whole", tmp_path / "killed"
     whole.mkdir(), killed.mkdir()

@@ -204,17 +204,16 @@ def test_what_a_probe_teaches_offline(algorithm, name):
         assert row == pytest.approx([value] * len(row), abs=0.03 * max(values))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "algorithm, action, settings",
     [
-        (IQL, "discrete", {"beta": 10.0}),
-        (IQL, "box", {"beta": 20.0, "expectile": 0.9}),
-        (IQL, "hybrid", {"beta": 20.0, "expectile": 0.9}),
-        (AWAC, "discrete", {"beta": 10.0}),
-        (AWAC, "box", {"beta": 20.0}),
-        (TD3BC, "box", {"alpha": 50.0}),
-        (CQL, "box", {"cql_alpha": 0.1, **SOFT}),
+        pytest.param(IQL, "discrete", {"beta": 10.0}, marks=pytest.mark.slow),
+        pytest.param(IQL, "box", {"beta": 20.0, "expectile": 0.9}, marks=pytest.mark.slow),
+        pytest.param(IQL, "hybrid", {"beta": 20.0, "expectile": 0.9}, marks=pytest.mark.slow),
+        pytest.param(AWAC, "discrete", {"beta": 10.0}, marks=pytest.mark.thorough),
+        pytest.param(AWAC, "box", {"beta": 20.0}, marks=pytest.mark.slow),
+        pytest.param(TD3BC, "box", {"alpha": 50.0}, marks=pytest.mark.thorough),
+        pytest.param(CQL, "box", {"cql_alpha": 0.1, **SOFT}, marks=pytest.mark.slow),
     ],
 )
 def test_the_best_actions_are_learned_from_random_ones(algorithm, action, settings):

@@ -114,6 +114,8 @@ SLOW = {
     *((name, "discrete") for name in ("double", "dueling", "n-step", "prioritized", "noisy", "C51", "transformed")),  # all at once has them
     *((name, "box") for name in ("A2C", "IMPALA")),  # PPO's distribution
     ("SAC of continuous actions", "hybrid"),  # see test_mixed_actions.py
+    ("SAC with a function for noise", "box"),  # PPO's noise, in SAC's loss
+    ("a subset of normalized critics", "box"),  # SAC's loss, normalized as that of CrossQ
 }
 """Learners with actions whose probes are all slow, because a fast one has the same parts."""
 SLOW_PROBES = {(name, "no value beyond a termination") for name in ("PPO", "SAC", "SAC of continuous actions")}

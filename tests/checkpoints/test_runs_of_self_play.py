@@ -220,7 +220,7 @@ def test_files_of_snapshots_that_are_not_those_of_the_checkpoint_are_one_line(sa
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_self_play_that_is_killed_at_any_access_to_its_checkpoints_ends_like_the_run_that_nobody_killed(tmp_path):
     command = [sys.executable, "-m", "tests.checkpoints.kills_of_self_play", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)})

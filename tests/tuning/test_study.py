@@ -388,7 +388,7 @@ def test_a_study_continues_without_a_table_that_cannot_be_written_and_says_so(tm
         results.write()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_of_two_commands_that_start_a_study_in_the_same_instant_one_trains_it_and_the_other_names_it(folder):
     both = [Apart(f"-m lightning_rl tune {PPO} {CARTPOLE} --space rates.yaml --trials 2 --confirm 0 --out mine", folder) for _ in range(2)]
     ended = sorted((process.wait(), process.communicate()[1], process.pid) for process in both)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from tests.command_line import run
 
@@ -22,6 +21,8 @@ def ends_of(parameter):
 @pytest.mark.variants
 @pytest.mark.parametrize("number", range(max(len(ends_of(each)) for each in SWEEP["parameters"].values())))
 def test_the_command_of_an_agent_is_accepted_by_fit(number, capfd):
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args  # takes seconds
+
     chosen = {name: {"value": ends_of(each)[number % len(ends_of(each))]} for name, each in SWEEP["parameters"].items()}
     variables = create_sweep_command_args({"args": chosen})
     parts = create_sweep_command(SWEEP["command"])
