@@ -1,15 +1,10 @@
-"""Compile losses and their gradients with `torch.compile`, for `compile: true`, and for `auto` if the run is long enough."""
+"""Compile losses and their gradients with `torch.compile`."""
 
-import math
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import compress
-from typing import Protocol
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
@@ -19,7 +14,6 @@ from torch.optim import Optimizer
 from lightning_rl.errors import SettingError, causes_of
 from lightning_rl.networks.acting import has_global_hooks
 from lightning_rl.optimization import parameters_of, with_gradient
-from lightning_rl.threads import has_convolutions
 from lightning_rl.types import Tree, tree_leaves, tree_map
 
 MIN_UPDATES = {"cpu": 40_000, "cuda": 20_000}
@@ -28,25 +22,15 @@ per update for narrow layers and 0.5 to 3.6 ms for wide ones. On an H100 it take
 (benchmarks/notes.md)."""
 
 
-class Compilable(Protocol):
-    """An algorithm whose losses can be compiled."""
+def can_compile_gradients() -> bool:
+    """Return whether this torch compiles a loss with its gradient."""
+    return hasattr(torch._dynamo.config, "trace_autograd_ops")
 
-    own_optimizers: list[Optimizer]
-    scaler: GradScaler
-    trainer: pl.Trainer
 
-    @property
-    def losses(self) -> Sequence[str]: ...
-    @property
-    def compile(self) -> object: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def memory(self) -> object: ...
-    @property
-    def planned_updates(self) -> int: ...
-    def modules(self) -> Iterator[torch.nn.Module]: ...
-    def say(self, text: str) -> None: ...
+def begin_compiling() -> None:
+    """Prepare the compiler for the losses of a run."""
+    torch.compiler.reset()  # or the losses of earlier runs in this process would count towards the cache limit
+    torch._dynamo.config.trace_autograd_ops = True  # a loss is compiled with its gradient
 
 
 class CompiledLoss:
@@ -146,50 +130,6 @@ def copy_all(tree: Tree) -> Tree:
 
     numbers = iter(torch.stack(list(filter(is_alike, leaves))).unbind())
     return tree_map(lambda leaf: next(numbers) if is_alike(leaf) else leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
-
-
-def compiled_losses(algorithm: Compilable) -> dict[str, CompiledLoss]:
-    """Return the compiled losses of an algorithm by method name; none if `auto` expects that compiling would not pay off.
-
-    Raises `SettingError`: a loss method is missing or has no optimizer, or torch is too old.
-    """
-    if algorithm.compile is False or (algorithm.compile == "auto" and not repays(algorithm)):
-        return {}
-    if reason := why_not(algorithm):
-        if algorithm.compile is True:
-            raise SettingError(f"compile: {reason}")
-        algorithm.say(f"compile auto: {reason}; losses run uncompiled")
-        return {}
-    if algorithm.compile == "auto":
-        takes = "which takes about 20 s the first time on a machine and 4 s later"
-        algorithm.say(f"compile auto: losses are compiled when first used, {takes}; compile false runs them uncompiled")
-    torch.compiler.reset()  # or the losses of earlier runs in this process would count towards the cache limit
-    torch._dynamo.config.trace_autograd_ops = True  # a loss is compiled with its gradient
-    kind, say = type(algorithm).__name__, algorithm.say if algorithm.compile == "auto" else None
-    return {
-        name: CompiledLoss(f"{kind}.{name}", getattr(algorithm, name), optimizer, algorithm.scaler, say)
-        for name, optimizer in zip(algorithm.losses, algorithm.own_optimizers, strict=False)
-    }
-
-
-def why_not(algorithm: Compilable) -> str:
-    """Return why the losses of an algorithm cannot be compiled; an empty string if they can."""
-    kind, losses, num = type(algorithm).__name__, algorithm.losses, len(algorithm.own_optimizers)
-    for name in losses:
-        if not hasattr(algorithm, name):
-            return f"{kind} has no method {name}; name its losses in the attribute `losses`"
-    if len(losses) > num:
-        names = f"{kind}.losses names {len(losses)}, {', '.join(losses)}"
-        return f"{names}, for {num} optimizer{'s'[: num != 1]}; name one for each, in their order"
-    return "" if hasattr(torch._dynamo.config, "trace_autograd_ops") else f"torch {torch.__version__} cannot compile gradients; update it"
-
-
-def repays(algorithm: Compilable) -> bool:
-    """Return whether compiling pays off, judged by settings: the run is long, and on a CPU there is a compiler and no convolution."""
-    is_cut, device = getattr(algorithm.trainer, "fast_dev_run", False) or algorithm.trainer.max_steps != -1, algorithm.device.type
-    if is_cut or algorithm.memory is not None or algorithm.planned_updates < MIN_UPDATES.get(device, math.inf):
-        return False
-    return device != "cpu" or not (has_convolutions(algorithm.modules()) or shutil.which(os.environ.get("CXX", "g++")) is None)
 
 
 def why(error: BaseException) -> str:

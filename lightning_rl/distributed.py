@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,19 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RESULTS = "lightning_rl"
 """The place among a Trainer's metrics of data that must return from spawned processes."""
-
-
-class Counted(Protocol):
-    """An algorithm that counts its progress and prints lines for the user."""
-
-    counter: str
-
-    @property
-    def say(self) -> Callable[[str], None]: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def counted(self) -> str: ...
 
 
 def num_ranks() -> int:
@@ -111,8 +98,10 @@ def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
+def report_lost_ranks(progress: Callable[[], str]) -> Iterator[None]:
     """Turn the failure of another process of the run into a one-line error of this one.
+
+    `progress`: says how far the run is; "" at its start.
 
     Raises `LostRankError`: another process was killed or failed. Raises `SettingError`: a process started here raised it, or the program
     starts training when it is imported.
@@ -130,7 +119,7 @@ def report_lost_ranks(algorithm: Counted) -> Iterator[None]:
             raise SettingError(UNGUARDED) from None
         # the first sentence of torch's message, without its source location
         reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()[0].partition(". ")[0]
-        at = f" at {algorithm.count:,} {algorithm.counted}" if algorithm.count else ""
+        at = f" at {made}" if (made := progress()) else ""
         message = f"another process of this run died{at} ({reason}); --ckpt_path last resumes from the last save"
         raise LostRankError(message) from error
 

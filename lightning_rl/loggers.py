@@ -23,7 +23,6 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import write_text
 from lightning_rl.config_files import Plain
-from lightning_rl.distributed import Counted
 from lightning_rl.errors import causes_of
 
 Row = Mapping[str, object]
@@ -209,13 +208,12 @@ def going_on(say: Callable[[str], None], what: str) -> Iterator[None]:
         say(f"{what} could not be written, the run goes on: {error.strerror or error}")
 
 
-def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float]) -> None:
-    """Pass a row of metrics and the run's count to all loggers and to callbacks that monitor a metric."""
-    row = {algorithm.counter: algorithm.count, **metrics}
+def log_row(trainer: pl.Trainer, row: dict[str, float], step: int, say: Callable[[str], None]) -> None:
+    """Pass a row of metrics to all loggers and to callbacks that monitor a metric; `say` prints which logger could not write it."""
     for logger in reversed(trainer.loggers):  # ours is last in the list: its file gets the row even if others fail
         name = type(logger).__name__
         try:
-            logger.log_metrics(row, step=algorithm.count)
+            logger.log_metrics(row, step=step)
             logger.save()  # waits for TensorBoard's thread, whose error would otherwise end the run where Lightning closes loggers
         except Exception as error:  # TensorBoard wraps the error of its thread
             refused = next((cause for cause in causes_of(error) if isinstance(cause, OSError)), None)
@@ -223,10 +221,10 @@ def log_row(trainer: pl.Trainer, algorithm: Counted, metrics: Mapping[str, float
                 raise
             why = refused.strerror or refused
             if isinstance(logger, TensorBoardLogger):  # its thread has ended
-                algorithm.say(f"{name} could not write and is turned off, the run goes on: {why}")
+                say(f"{name} could not write and is turned off, the run goes on: {why}")
                 trainer.loggers = [each for each in trainer.loggers if each is not logger]
             else:
-                algorithm.say(f"a row of {name} could not be written, the run goes on: {why}")
+                say(f"a row of {name} could not be written, the run goes on: {why}")
     show_to_callbacks(trainer, row)
 
 

@@ -188,7 +188,7 @@ def test_a_gpu_leaves_out_the_step_that_is_not_finite_and_no_other(tmp_path):
 
     stumbling, _ = train_copies(tmp_path, Stumbling, on_nan="skip_update", rollouts=2)
     careful, _ = train_copies(tmp_path, AllButTheThird, rollouts=2)
-    assert stumbling.guard.skipped == 1
+    assert stumbling.learner.guard.skipped == 1
     assert torch.equal(weights(stumbling), weights(careful))
 
 

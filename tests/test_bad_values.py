@@ -284,8 +284,7 @@ def test_the_optimizers_of_reward_signals_go_back_too():
     steps = []
 
     class Watching(bad_losses(PPO, math.nan, 10, 10)):
-        def finish_learning(self):
-            super().finish_learning()
+        def on_train_batch_end(self, *arguments):
             steps.append(int(self.signal_learner.own[0].state_dict()["state"][0]["step"]))
 
     fit(build(Watching, two("none", 0, 0, action="box"), on_nan="restore_last", reward_signals={"rnd": {}}))

@@ -67,9 +67,8 @@ def test_control_characters_in_an_error_of_a_worker_are_escaped(folder, capfd):
 
 def test_control_characters_in_a_line_of_a_run_are_escaped_and_markup_stays(capsys):
     class Says(PPO):
-        def finish_learning(self):
+        def on_train_batch_end(self, *arguments):
             self.say(f"[/red] :smile: {ORDERS}")
-            super().finish_learning()
 
     fit(Says("CartPole-v1", n_steps=8, batch_size=8, max_env_steps=64))
     assert f"[/red] :smile: {SHOWN}\n" in capsys.readouterr().out

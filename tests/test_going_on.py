@@ -88,7 +88,7 @@ def test_the_tables_of_a_run_are_kept_however_the_path_of_its_checkpoint_is_spel
 def test_the_speed_of_the_first_row_after_a_stop_is_that_of_its_own_steps(monkeypatch):
     clock, rows = [100.0], []
     monkeypatch.setattr("lightning_rl.training.state.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("lightning_rl.training.state.log_row", lambda trainer, run, row: rows.append(row))
+    monkeypatch.setattr("lightning_rl.training.state.log_row", lambda trainer, row, step, say: rows.append(row))
     log = RunLog(10, 0)
     clock[0] = 104.0  # four seconds after a row
     state = log.get_state()
@@ -98,7 +98,7 @@ def test_the_speed_of_the_first_row_after_a_stop_is_that_of_its_own_steps(monkey
     clock[0] = 1_001.0
     run = pl.LightningModule()
     run.count = 50
-    run.counter = "env_steps"
+    run.counter, run.say = "env_steps", print
     trainer = type("T", (), {"global_step": 1, "callback_metrics": {}})()
     again.open(trainer, run, {})
     again.close(trainer, run, {})

@@ -236,7 +236,7 @@ def test_data_for_a_test_and_a_misspelt_flag_are_refused_in_one_line(tmp_path):
         Trainer(max_stepss=3)
 
 
-@pytest.mark.parametrize("name", ["end_iteration", "load_run", "log_row"])
+@pytest.mark.parametrize("name", ["end_iteration", "load_run", "log_row", "begin_learning", "finish_learning"])
 def test_a_method_that_moved_to_the_run_is_refused_where_a_class_overrides_it(name):
-    with pytest.raises(SettingError, match=rf"^Mine\.{name} is not called, since an algorithm is not its run; override finish_learning or"):
+    with pytest.raises(SettingError, match=rf"^Mine\.{name} is not called, since an algorithm is not its run; override one of"):
         type("Mine", (PPO,), {name: lambda self, *arguments: None})

@@ -75,7 +75,7 @@ class A2C(ActorCriticFields, Algorithm):
         entropy_loss = -losses.mean(entropy.sum(-1), batch.weight)
         actor_loss = policy_loss + losses.scaled(ent_coef, entropy_loss) if policy_learns else 0.0
         loss = actor_loss + self.vf_coef * value_loss
-        parts = self.means_of_parts(batch.weight, entropy=entropy, log_prob=log_prob)
+        parts = self.network.distribution.means_of_parts(batch.weight, entropy=entropy, log_prob=log_prob)
         return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy_loss": entropy_loss, **parts}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

@@ -40,7 +40,8 @@ from lightning_rl.training.arguments import (
 )
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
-from lightning_rl.training.learning import Learner
+from lightning_rl.training.learner import Learner
+from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.replay import replay
 from lightning_rl.training.run import Run
@@ -49,26 +50,19 @@ from lightning_rl.training.state import is_packaged, note_attributes
 from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {
-    "run",
-    "count",
-    "counted",
-    "length",
-    "updates",
-    "env_steps",
-    "episodes",
-    "began_at",
-    "generator",
-    "noise",
-    "seed",
-    "guard",
-    "recorded",
+    *("run", "learner", "count", "counted", "length", "updates", "env_steps", "episodes", "began_at", "generator", "noise", "seed"),
+    *("guard", "recorded"),
 }
 """Names that a run uses itself: a setting or attribute with one of these names would shadow it."""
+MOVED_TO_THE_LEARNER = {
+    *("join", "build_side", "begin_turn", "begin_acting", "begin_learning", "begin_iteration", "finish_learning", "end_learning"),
+    *("learning_metrics", "get_learning_state", "set_learning_state", "take_notices", "load_buffer", "continue_counts", "read_steps"),
+}
 MOVED_TO_THE_RUN = {
     *("start_run", "end_run", "end_iteration", "close_iteration", "check_experience", "interrupt", "log_row", "begin_task", "in_short"),
     *("save_run", "load_run", "get_results", "set_results", "own_callbacks"),
 }
-"""Methods that algorithms had before they had a `run`, which has them now: nothing would call an override."""
+"""Methods that algorithms had before they had a `run` and a `learner`, which have them now: nothing would call an override."""
 
 
 class MarkBuilt(type):
@@ -88,7 +82,7 @@ class MarkBuilt(type):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Algorithm(Learner, metaclass=MarkBuilt):
+class Algorithm(LearningModule, metaclass=MarkBuilt):
     """A reinforcement-learning algorithm: its networks, experience and loss.
 
     Subclasses build `self.network` in `__post_init__` and define `experience`, `training_step`, `loss` and `configure_optimizers`. A
@@ -144,7 +138,7 @@ class Algorithm(Learner, metaclass=MarkBuilt):
     """Environment steps between rows of metrics; null: 1 % of the run."""
     on_nan: Literal["raise", "skip_update", "restore_last"] = "raise"
     """What to do about NaN or infinity; see `nan_policy.py`."""
-    compile: bool | Literal["auto"] = "auto"  # type: ignore[assignment]
+    compile: bool | Literal["auto"] = "auto"
     """Compile losses (`auto`: in long runs), and record steps of environments on a GPU as CUDA graphs."""
     spaces: Spaces = None  # type: ignore[assignment]
     """Observation and action space, and whether the environment masks actions; null: read from one environment."""
@@ -165,9 +159,8 @@ class Algorithm(Learner, metaclass=MarkBuilt):
         for name in RESERVED & (vars(cls).keys() | vars(cls).get("__annotations__", {}).keys()):
             if not isinstance(vars(cls).get(name), property):
                 raise SettingError(f"{cls.__name__}.{name}: every run already has a {name}; choose another name")
-        for name in MOVED_TO_THE_RUN & vars(cls).keys():
-            way_out = "override finish_learning or one of Lightning's hooks"
-            raise SettingError(f"{cls.__name__}.{name} is not called, since an algorithm is not its run; {way_out}")
+        for name in (MOVED_TO_THE_RUN | MOVED_TO_THE_LEARNER) & vars(cls).keys():
+            raise SettingError(f"{cls.__name__}.{name} is not called, since an algorithm is not its run; override one of Lightning's hooks")
         for name in ("__eq__", "__hash__", "__repr__"):  # keep those of a module, even if a user's dataclass would replace them
             if name not in vars(cls):
                 setattr(cls, name, getattr(cls, name))
@@ -177,7 +170,8 @@ class Algorithm(Learner, metaclass=MarkBuilt):
     def __post_init__(self) -> None:
         settings = complete_settings(type(self), *self.given_arguments)
         super().__init__()
-        self.run = Run(self, {"": self})
+        self.learner = Learner(self)
+        self.run = Run(self, {"": self.learner})
         self.schedules: dict[str, Schedule] = read_fields(self)
         self.net_arch = [64, 64] if self.net_arch is None else self.net_arch
         if self.compile != "auto" and not isinstance(self.compile, bool):
@@ -200,10 +194,6 @@ class Algorithm(Learner, metaclass=MarkBuilt):
         self.memory = as_memory(self.memory)
         built = {"env": self.env, "memory": self.memory, "self_play": self.self_play}
         self.save_hyperparameters(plain({name: built.get(name, value) for name, value in settings.items()}))
-        self._make_signals()
-
-    def _make_signals(self) -> None:
-        """Build the reward signals and the side learners."""
         extrinsic = {"gamma": self.gamma, "scale": self.reward_scale, "clip": self.clip_reward, "normalize": self.normalize_reward}
         signals = make_signals(self.reward_signals, extrinsic, self.spaces, lambda: self.network.distribution)
         self.reward_signals = torch.nn.ModuleDict(signals)

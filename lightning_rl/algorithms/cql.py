@@ -12,7 +12,7 @@ from lightning_rl.distributions import check_box_actions
 from lightning_rl.losses.offline import conservative_gap
 from lightning_rl.networks.memory import Memory
 from lightning_rl.training.arguments import Range
-from lightning_rl.training.offline import OfflineFields
+from lightning_rl.training.settings import OfflineFields
 from lightning_rl.types import Transition, Tree, tree_map
 
 

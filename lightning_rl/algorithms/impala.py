@@ -114,7 +114,7 @@ class IMPALA(ActorCriticFields, Algorithm):
             "rho_mean": (weight * rho).sum(),
             "rho_clip_fraction": (weight * (rho > (self.clip_rho or float("inf")) * (1 + ROUNDING))).sum(),
             "explained_variance": explained_variance(flatten_time(rollout.value), target, weight > 0),
-            **self.means_of_parts(weight, entropy=entropy, log_prob=log_prob),
+            **self.network.distribution.means_of_parts(weight, entropy=entropy, log_prob=log_prob),
         }
         return loss, metrics
 

@@ -14,8 +14,7 @@ from lightning_rl.losses.policy_gradient import mean, policy_gradient
 from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.training.arguments import Range
-from lightning_rl.training.offline import OfflineFields
-from lightning_rl.training.settings import CriticFields, ensemble_settings
+from lightning_rl.training.settings import CriticFields, OfflineFields, ensemble_settings
 from lightning_rl.types import Transition, Tree
 
 

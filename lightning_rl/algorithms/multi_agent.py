@@ -17,17 +17,16 @@ from lightning_rl.callbacks.evaluation import begin_hook
 from lightning_rl.config_files import Plain
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.shared import JointDataset
-from lightning_rl.envs.agents.world import SharedEnv
+from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvSetting, EnvSource, as_config, count_envs
 from lightning_rl.envs.stepping import make_world
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.spaces import Spaces, to_plain
 from lightning_rl.training.arguments import as_integer, plain
-from lightning_rl.training.behaviors import as_behavior, check_learner, describe_learner, find_sides
+from lightning_rl.training.behaviors import as_behavior, build_algorithm, describe_learner, find_sides
 from lightning_rl.training.hooks import RunModule, call_hook
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.run import Run
-from lightning_rl.types import State
 
 
 class MultiAgent(RunModule):
@@ -72,28 +71,19 @@ class MultiAgent(RunModule):
         self.env: EnvSource = as_config(env)
         self.max_env_steps, self.log_interval = max_env_steps, log_interval
         self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
-        algorithms: dict[str, Algorithm] = {}
-        for name, behavior in chosen.items():
-            with torch.random.fork_rng(devices=[]):  # behaviors do not affect each other's random numbers
-                torch.manual_seed(seed_of(name))
-                side = self.sides[name]
-                try:
-                    learner = behavior.learner(SharedEnv(self.num_envs), spaces=side, max_env_steps=max_env_steps * side.rows)
-                except SettingError as error:
-                    raise type(error)(f"behavior {name}: {error}") from error
-            check_learner(name, learner)
-            algorithms[name] = learner
+        algorithms = {
+            name: build_algorithm(name, behavior, self.sides[name], self.num_envs, max_env_steps) for name, behavior in chosen.items()
+        }
         self.algorithms: Mapping[str, Algorithm] = nn.ModuleDict(algorithms)  # type: ignore[assignment]
         """The algorithm of each behavior, frozen or not."""
         self.frozen = [name for name, behavior in chosen.items() if behavior.frozen]
         """Behaviors that act and do not learn."""
         if len(self.frozen) == len(algorithms):
             raise SettingError("behaviors: none of them learns; give one a class_path")
-        self.counted_steps = 0
-        """Steps of the shared environment that `env_steps` includes."""
-        self.run = Run(self, self.learners, {name: algorithms[name] for name in self.frozen})
-        for name, algorithm in algorithms.items():
-            algorithm.join(self.run, name)
+        parts = {name: algorithm.learner for name, algorithm in algorithms.items()}
+        self.run = Run(self, {name: parts[name] for name in self.learners}, {name: parts[name] for name in self.frozen})
+        for name, part in parts.items():
+            part.join(self.run, name)
         self.rivals = [name for name in behaviors if algorithms[name].self_play is not None]
         """Behaviors that take turns learning, in the order of the setting."""
         if len(self.rivals) == 1:
@@ -147,12 +137,11 @@ class MultiAgent(RunModule):
 
     def experience(self) -> JointDataset:
         world = make_world(self.env, self.sides, self.global_rank * self.num_envs if self.has_trainer else 0)
-        datasets = {name: algorithm.build_side(world.sides[name], name in self.frozen) for name, algorithm in self.algorithms.items()}
+        datasets = {name: learner.build_side(world.sides[name], name in self.frozen) for name, learner in self.run.all.items()}
         lengths: list[Any] = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]
         seed = int(np.random.SeedSequence([torch.initial_seed(), self.global_rank, self.count]).generate_state(1)[0]) // 2
         iterations = sum(-(-self.max_env_steps // length) for length in lengths)
-        self.counted_steps = 0
-        return JointDataset(world, datasets, seed, iterations, {name: self.algorithms[name] for name in self.rivals})
+        return JointDataset(world, datasets, seed, iterations, {name: self.run.all[name] for name in self.rivals})
 
     def training_step(self, batch: Mapping[str, object], batch_idx: int) -> None:
         self.outputs = {name: self._call(name, "training_step", item, batch_idx) for name, item in batch.items()}
@@ -225,10 +214,12 @@ class MultiAgent(RunModule):
         assert isinstance(self.dataset, JointDataset)
         for algorithm in self.algorithms.values():
             algorithm.count_steps()
-        steps = self.dataset.joint.steps
-        self.env_steps += (steps - self.counted_steps) * self.num_envs * self.world_size
-        self.counted_steps = steps
+        self.env_steps += self.dataset.count_steps() * self.num_envs * self.world_size
         self.updates, self.episodes = (sum(getattr(each, name) for each in self.algorithms.values()) for name in ("updates", "episodes"))
+
+    def make_opponent(self, name: str, num_rows: int) -> Opponent:
+        """Raise `SettingError`: in an evaluation, all seats are taken by behaviors."""
+        raise SettingError(f"{type(self).__name__} has no seats for an opponent; leave it out")
 
     def describe(self) -> Plain:
         spaces = [to_plain(space) for space in self.spaces[:2]]
@@ -242,27 +233,3 @@ class MultiAgent(RunModule):
         super().set_counts(counts)
         for name, algorithm in self.algorithms.items() if "behaviors" in counts else ():
             algorithm.set_counts(counts["behaviors"][name])
-
-    def get_learning_state(self) -> State:
-        behaviors = {
-            name: {**learner.get_learning_state(), "began_at": learner.began_at, "progress": learner.progress}
-            for name, learner in self.learners.items()
-        }
-        frozen = {name: {"guard": self.algorithms[name].guard.get_state()} for name in self.frozen}
-        return {"behaviors": behaviors, "frozen": frozen, "newest": self.run.newest}
-
-    def set_learning_state(self, state: State) -> None:
-        assert isinstance(self.dataset, JointDataset)
-        self.counted_steps, self.run.newest = self.dataset.joint.steps, state["newest"]
-        for name in self.frozen:
-            self.algorithms[name].set_acting_state(state["frozen"][name]["guard"])
-        for name, learner in self.learners.items():
-            stored = state["behaviors"][name]
-            learner.set_learning_state(stored)
-            if self.dataset.is_in_iteration(name):
-                learner.begin_iteration(stored["began_at"], stored["progress"])
-
-
-def seed_of(name: str) -> int:
-    """Return the seed of a behavior, which depends on its name and not on the other behaviors."""
-    return int(np.random.SeedSequence([torch.initial_seed(), *name.encode()]).generate_state(1)[0])

@@ -17,6 +17,7 @@ from lightning_rl.data.groups import (
     make_group_batch,
 )
 from lightning_rl.data.rollout import check_n_steps
+from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.group_critic import GroupActorCritic
@@ -99,7 +100,7 @@ class POCA(ActorCriticFields, Algorithm):
         for minibatch in chain.from_iterable(epochs):
             loss, metrics = self.loss(minibatch, self.clip_range, self.clip_range_vf, self.ent_coef, policy_learns)
             self.record(loss=loss, **metrics)
-            if self.target_kl is not None and self.mean_over_ranks(metrics["approx_kl"]) > 1.5 * self.target_kl:
+            if self.target_kl is not None and mean_over_ranks(metrics["approx_kl"]) > 1.5 * self.target_kl:
                 break
             self.record(grad_norm=self.step(loss, optimizer))
             self.end_update(minibatch)
@@ -158,7 +159,7 @@ class POCA(ActorCriticFields, Algorithm):
                 "clip_fraction": losses.mean(((ratio - 1).abs() > clip_range).float(), weight),
             }
         if self.network.distribution.names:
-            metrics |= self.means_of_parts(weight, entropy=entropy, log_prob=log_prob)
+            metrics |= self.network.distribution.means_of_parts(weight, entropy=entropy, log_prob=log_prob)
         return loss, metrics
 
     def value_loss(self, z: Tensor, old_value: Tensor, returns: Tensor, clip_range_vf: float | None) -> Tensor:

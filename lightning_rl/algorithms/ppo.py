@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_rl.actors.config import IN_A_THREAD
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import Batch, RolloutDataset, check_n_steps, make_batch, minibatches
+from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import ScheduledAdam
@@ -77,7 +78,7 @@ class PPO(ActorCriticFields, Algorithm):
         for minibatch in chain.from_iterable(epochs):
             loss, metrics = self.loss(minibatch, self.clip_range, self.clip_range_vf, self.ent_coef, policy_learns)
             self.record(loss=loss, **metrics)
-            if self.target_kl is not None and self.mean_over_ranks(metrics["approx_kl"]) > 1.5 * self.target_kl:
+            if self.target_kl is not None and mean_over_ranks(metrics["approx_kl"]) > 1.5 * self.target_kl:
                 break
             self.record(grad_norm=self.step(loss, optimizer))
             self.end_update(minibatch)
@@ -116,7 +117,7 @@ class PPO(ActorCriticFields, Algorithm):
                 "clip_fraction": losses.mean(((ratio - 1).abs() > clip_range).float(), minibatch.weight),
             }
         if self.network.distribution.names:
-            metrics |= self.means_of_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
+            metrics |= self.network.distribution.means_of_parts(minibatch.weight, entropy=entropy, log_prob=log_prob)
         return loss, metrics
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

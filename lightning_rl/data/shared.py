@@ -301,6 +301,8 @@ class JointDataset(ExperienceDataset):
         self.world, self.datasets, self.collectors, self.seed = world, dict(datasets), collectors, seed
         self.turns = Turns(world, rivals or {}, collectors)
         self.full = []
+        self.counted_steps = 0
+        """Steps of the world that the run has counted."""
         self.was_reset = False
         for dataset in datasets.values():
             dataset.collected = lambda: None  # the run counts, once for all
@@ -354,6 +356,11 @@ class JointDataset(ExperienceDataset):
         self.datasets[self.turns.learner].begin_episodes()
         return [name for name in others if self.collectors[name].take(self.world.sides[name].restart())]
 
+    def count_steps(self) -> int:
+        """Return the number of steps of the world since the last call."""
+        new, self.counted_steps = self.joint.steps - self.counted_steps, self.joint.steps
+        return new
+
     def is_in_iteration(self, name: str) -> bool:
         return self.collectors[name].is_open
 
@@ -388,7 +395,7 @@ class JointDataset(ExperienceDataset):
         return {"behaviors": behaviors, "turns": self.turns.get_state()}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> str | None:
-        self.was_reset = new_episodes is None
+        self.was_reset, self.counted_steps = new_episodes is None, self.joint.steps
         for name, dataset in self.datasets.items():
             stored = state["behaviors"][name]
             collector = stored["collector"] if new_episodes is None else {**stored["collector"], "episodes": None, "open_iteration": None}

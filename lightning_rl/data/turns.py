@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lightning_rl.data.self_play import NEWEST, SelfPlayConfig, SelfPlayOpponent
+from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
 from lightning_rl.envs.agents.stepper import points
 from lightning_rl.envs.agents.world import World
 from lightning_rl.nan_policy import finite_rewards
@@ -18,9 +18,10 @@ from lightning_rl.types import EnvStep, State, Tree, tree_map
 class Rival(Protocol):
     """A learner that takes turns learning."""
 
-    env_steps: int
-    self_play: SelfPlayConfig | None
-
+    @property
+    def env_steps(self) -> int: ...
+    @property
+    def turn_steps(self) -> int: ...
     def begin_turn(self) -> None: ...
 
 
@@ -71,8 +72,7 @@ class Turns:
         if self.learner not in full or not self.rivals:
             return
         learner = self.rivals[self.learner]
-        assert learner.self_play is not None
-        if learner.env_steps - self.began_at >= learner.self_play.turn_steps:
+        if learner.env_steps - self.began_at >= learner.turn_steps:
             following = self.rivals[self.next_learner]
             self.learner, self.began_at, self.begins = self.next_learner, following.env_steps, True
             following.begin_turn()

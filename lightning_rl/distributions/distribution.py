@@ -117,6 +117,11 @@ class Distribution(nn.Module):
         """Sum `x [..., D]` over the dimensions or branches of each leaf, to `[..., leaves]`."""
         return torch.stack([part.sum(-1) for part in x.split([leaf.num_parts for leaf in self.leaves()], -1)], -1)
 
+    def means_of_parts(self, weight: Tensor, **values: Tensor) -> dict[str, Tensor]:
+        """Return the mean of values `[B, D]`, such as entropies, for each part of a Dict or Tuple action, as `train/<name>/<part>`."""
+        means = {name: (weight.unsqueeze(-1) * self.leaf_sums(value.detach())).sum(0) for name, value in values.items() if self.names}
+        return {f"train/{name}/{part}": mean[k] for name, mean in means.items() for k, part in enumerate(self.names)}
+
 
 class DiscreteDistribution(Distribution):
     """A distribution over finitely many actions, `sizes` choices in each part."""

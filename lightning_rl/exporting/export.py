@@ -32,7 +32,7 @@ from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples,
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.hooks import RunModule
-from lightning_rl.training.learning import Learner
+from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.loading import best_of, stored_name
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
@@ -108,7 +108,7 @@ def export_policy(
     return path
 
 
-def write_checked(path: Path, format: str, algorithm: Learner, env: object, source: Plain | None) -> None:
+def write_checked(path: Path, format: str, algorithm: LearningModule, env: object, source: Plain | None) -> None:
     """Write a file and its description if the file does what the policy does, which is in evaluation mode.
 
     `env`: that of the algorithm's run. `source`: the description of the file that was loaded, if any.
@@ -262,7 +262,7 @@ def describe_source(ckpt_path: Path) -> Plain:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def describe(algorithm: Learner, graph: PolicyGraph, env: object, format: str, source: Plain | None) -> Plain:
+def describe(algorithm: LearningModule, graph: PolicyGraph, env: object, format: str, source: Plain | None) -> Plain:
     """Describe a policy's inputs, outputs and origin as plain data, with nothing about the machine."""
     spaces = graph.spaces
     named = env if isinstance(env, EnvConfig) else None

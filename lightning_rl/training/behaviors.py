@@ -14,6 +14,8 @@ from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from lightning_rl.callbacks.iteration import LIGHTNING
@@ -33,7 +35,7 @@ from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.hooks import RunModule
-from lightning_rl.training.learning import Learner
+from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.loading import algorithm_class, stored_name
 
 BEHAVIOR_KEYS = ("agents", "learner")
@@ -93,13 +95,13 @@ class FrozenPolicy:
         self.algorithm = choose_behavior(RunModule.load_from_checkpoint(checkpoint), behavior)
         self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
 
-    def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> Learner:
+    def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> LearningModule:
         stored = self.algorithm
         if (stored.spaces.observation, stored.spaces.action) != (spaces.observation, spaces.action):
             raise SettingError(f"{self.checkpoint} was trained with other observations or actions than these agents have")
         settings = {name: value for name, value in stored.hparams.items() if name not in (*OF_THE_RUN, "self_play")}
         cls: Any = type(stored)
-        algorithm: Learner = cls(env, spaces=spaces, max_env_steps=max_env_steps, **settings)
+        algorithm: LearningModule = cls(env, spaces=spaces, max_env_steps=max_env_steps, **settings)
         algorithm.configure_model()
         algorithm.load_state_dict(stored.state_dict())
         return algorithm
@@ -119,11 +121,11 @@ def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Beh
     if isinstance(given, Behavior):
         if not isinstance(given.agents, str | list | tuple) or not all(isinstance(agent, str) for agent in given.agents):
             raise SettingError(f"behavior {name}: agents must be names, or patterns such as adversary_*, got {given.agents!r}")
-        if isinstance(given.learner, Learner) or not callable(given.learner):
+        if isinstance(given.learner, LearningModule) or not callable(given.learner):
             what = f"got {type(given.learner).__name__}; give a class such as PPO, or partial(PPO, n_steps=64)"
             raise SettingError(f"behavior {name}: learner must make an algorithm for its agents, {what}")
         cls = getattr(given.learner, "func", given.learner)
-        if isinstance(cls, type) and not (issubclass(cls, Learner) and "max_env_steps" in settings_of(cls)):
+        if isinstance(cls, type) and not (issubclass(cls, LearningModule) and "max_env_steps" in settings_of(cls)):
             raise SettingError(f"behavior {name}: {cls.__name__} does not learn from the steps of agents; choose another algorithm")
         for setting in OF_THE_RUN:
             if setting in getattr(given.learner, "keywords", {}):
@@ -153,7 +155,7 @@ def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Beh
                 raise SettingError(f"behaviors.{name}.learner: {setting} belongs to the run, not to one behavior")
         if isinstance(settings.get("memory"), str):
             settings["memory"] = {"class_path": settings["memory"]}  # like the command line for one policy
-        make: Callable[..., Learner] = algorithm_class(learner["class_path"], Learner)
+        make: Callable[..., LearningModule] = algorithm_class(learner["class_path"], LearningModule)
         learner = partial(make, **settings)
     return as_behavior(name, Behavior(given["agents"], learner, frozen, origin))
 
@@ -198,9 +200,9 @@ UNCALLED = (
 """Methods of a learner that are not called if several behaviors learn."""
 
 
-def check_learner(name: str, learner: Learner) -> None:
+def check_learner(name: str, learner: LearningModule) -> None:
     """Raise `SettingError` for features of an algorithm that cannot be used in a shared environment."""
-    if not isinstance(learner, Learner):
+    if not isinstance(learner, LearningModule):
         raise SettingError(f"behavior {name}: learner must make an algorithm, got a {type(learner).__name__}")
     if getattr(learner, "actors", None) is not None or getattr(learner, "threaded", False):
         raise SettingError(f"behavior {name}: actors and threaded are for runs of one behavior; leave them out")
@@ -212,7 +214,30 @@ def check_learner(name: str, learner: Learner) -> None:
             raise SettingError(f"{line}; override it in a subclass of MultiAgent")
 
 
-def describe_learner(behavior: Behavior, learner: Learner) -> Plain:
+def build_algorithm(name: str, behavior: Behavior, spaces: Spaces, num_envs: int, max_env_steps: int) -> Any:
+    """Build the algorithm of a behavior. Raises `SettingError`: it cannot be one of several.
+
+    Args:
+        spaces: those of its agents.
+        num_envs: copies of the shared environment.
+        max_env_steps: steps of the shared environment.
+    """
+    with torch.random.fork_rng(devices=[]):  # behaviors do not affect each other's random numbers
+        torch.manual_seed(seed_of(name))
+        try:
+            algorithm = behavior.learner(SharedEnv(num_envs), spaces=spaces, max_env_steps=max_env_steps * spaces.rows)
+        except SettingError as error:
+            raise type(error)(f"behavior {name}: {error}") from error
+    check_learner(name, algorithm)
+    return algorithm
+
+
+def seed_of(name: str) -> int:
+    """Return the seed of a behavior, which depends on its name and not on the other behaviors."""
+    return int(np.random.SeedSequence([torch.initial_seed(), *name.encode()]).generate_state(1)[0])
+
+
+def describe_learner(behavior: Behavior, learner: LearningModule) -> Plain:
     """Return the class and settings of an algorithm as plain data, and the source of a frozen one."""
     source, origin = behavior.learner, dict(behavior.origin)
     if isinstance(source, FrozenPolicy):
@@ -223,11 +248,11 @@ def describe_learner(behavior: Behavior, learner: Learner) -> Plain:
     return {**origin, "class_path": stored_name(type(learner)), "init_args": settings}
 
 
-def choose_behavior(run: RunModule, behavior: str | None) -> Learner:
+def choose_behavior(run: RunModule, behavior: str | None) -> LearningModule:
     """Return the algorithm of a run, or that of one of its behaviors; raise `SettingError` if there is no such behavior."""
-    if isinstance(run, Learner) and behavior is None:
+    if isinstance(run, LearningModule) and behavior is None:
         return run
-    algorithms: Mapping[str, Learner] = getattr(run, "algorithms", {})
+    algorithms: Mapping[str, LearningModule] = getattr(run, "algorithms", {})
     if behavior is None or behavior not in algorithms:
         asked = "name a behavior, --behavior" if behavior is None else f"there is no behavior {behavior!r}"
         known = f"this run has {', '.join(algorithms)}" if algorithms else "this run has one policy, without a name"

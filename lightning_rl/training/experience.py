@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from gymnasium.vector import VectorEnv
-from torch import Generator, Tensor
-from torch.optim import Optimizer
+from torch import Generator
 
 from lightning_rl.actors.actor import BuildActor
 from lightning_rl.actors.config import ActorsConfig, make_workers
 from lightning_rl.actors.evaluator import BuildEvaluator
 from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
-from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.demonstrations import (
     DemonstrationDataset,
@@ -33,86 +30,26 @@ from lightning_rl.data.demonstrations import (
 )
 from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.data.self_play import SelfPlayConfig, SelfPlayOpponent
+from lightning_rl.data.self_play import SelfPlayOpponent
 from lightning_rl.data.shared import SharedCollector, SharedStepper
 from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSource, count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import PolicyNetwork, Precision
+from lightning_rl.networks.acting import Precision
 from lightning_rl.rewards.gail import GAIL
-from lightning_rl.rewards.signal import RewardSignal
-from lightning_rl.schedules import Schedule
-from lightning_rl.spaces import Spaces
+from lightning_rl.training.learning import LearningModule
 from lightning_rl.types import tree_leaves, tree_to_torch
 
-Number = Tensor | float
-Metric = Number | Callable[[], Number]
-"""A recorded value, or a function that returns it."""
 FROZEN_STEPS = 32
 """Maximum number of steps that a frozen behavior stores."""
 
 
-class LearnerProtocol(Protocol):
-    """The interface of an algorithm for building experience and for side learners."""
-
-    spaces: Spaces
-    max_env_steps: int
-    env_steps: int
-    began_at: int
-    behavior: str
-    self_play: SelfPlayConfig | None
-    run: Any
-    learning_rate: float
-    schedules: dict[str, Schedule]
-    seed: int
-    generator: Generator
-    noise: Generator
-    trainer: pl.Trainer
-    needs_next_obs: bool
-
-    @property
-    def env(self) -> EnvSource | None: ...
-    @property
-    def network(self) -> PolicyNetwork: ...
-    @property
-    def dataset(self) -> object: ...
-    @property
-    def reward_signals(self) -> Mapping[str, RewardSignal]: ...
-    @property
-    def past_selves(self) -> list[SelfPlay]: ...
-    @property
-    def on_nan(self) -> str: ...
-    @property
-    def has_trainer(self) -> bool: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def counted(self) -> str: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def num_envs(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def compile(self) -> object: ...
-    @property
-    def global_rank(self) -> int: ...
-    def say(self, text: str) -> None: ...
-    def make_opponent(self, name: str, num_rows: int) -> Opponent: ...
-    def record(self, **values: Metric) -> None: ...
-    def step(self, loss: Tensor, optimizer: Optimizer, name: str = ...) -> Tensor: ...
-
-
-def read_demonstrations(algorithm: LearnerProtocol, setting: str, source: object) -> list[Demonstration]:
+def read_demonstrations(algorithm: LearningModule, setting: str, source: object) -> list[Demonstration]:
     """Load the episodes of a dataset by name, or check given episodes; None gives an empty list.
 
     Args:
@@ -132,7 +69,7 @@ def read_demonstrations(algorithm: LearnerProtocol, setting: str, source: object
     return list(source or ())
 
 
-def check_demonstration(who: str, setting: str, given: object, algorithm: LearnerProtocol) -> None:
+def check_demonstration(who: str, setting: str, given: object, algorithm: LearningModule) -> None:
     """Raise `SettingError` unless `given` is an episode of the algorithm's environment."""
     if not isinstance(given, Demonstration):
         raise SettingError(f"{who} of {setting} is a {type(given).__name__}, not a lightning_rl.Demonstration")
@@ -143,7 +80,7 @@ def check_demonstration(who: str, setting: str, given: object, algorithm: Learne
         raise SettingError(f"{who} must have a reward that is a number, terminated and truncated for each of its {rows} actions")
 
 
-def demonstrated_rows(algorithm: LearnerProtocol, setting: str, source: object) -> list[Rows]:
+def demonstrated_rows(algorithm: LearningModule, setting: str, source: object) -> list[Rows]:
     """Convert demonstrations to rows for the algorithm's policy: actions as sampled, with masks.
 
     Raises:
@@ -158,13 +95,13 @@ def demonstrated_rows(algorithm: LearnerProtocol, setting: str, source: object) 
     return rows if any(mask is not None for mask in masks) else [each._replace(action_mask=()) for each in rows]
 
 
-def demonstration_draws(algorithm: LearnerProtocol, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
+def demonstration_draws(algorithm: LearningModule, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
     """Return this rank's share of minibatches of rows."""
     seed = shared_seed(algorithm)
     return DemonstrationDraws(rows, batch_size, seed, algorithm.device, algorithm.global_rank, algorithm.world_size)
 
 
-def show_demonstrations(algorithm: LearnerProtocol) -> None:
+def show_demonstrations(algorithm: LearningModule) -> None:
     """Pass the demonstrations to each imitation reward signal.
 
     Raises:
@@ -182,7 +119,7 @@ def show_demonstrations(algorithm: LearnerProtocol) -> None:
             signal.show(obs, action, terminated, algorithm.seed)
 
 
-def rollouts(algorithm: LearnerProtocol, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
+def rollouts(algorithm: LearningModule, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
     """Return rollouts of `n_steps` steps per environment, from actors if there are any."""
     if actors is None:
         collector: Collector | ActorPool = make_collector(algorithm, n_steps, log_probs, rollouts=True)
@@ -191,7 +128,7 @@ def rollouts(algorithm: LearnerProtocol, n_steps: int, log_probs: bool, actors: 
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
 
 
-def make_collector(algorithm: LearnerProtocol, n_steps: int, log_probs: bool, rollouts: bool = False) -> Collector:
+def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rollouts: bool = False) -> Collector:
     """Build this rank's environments and collector, for `n_steps` steps per iteration, and seed its random generators.
 
     `rollouts`: whole rollouts are needed; environments on a device store them there.
@@ -213,7 +150,7 @@ def make_collector(algorithm: LearnerProtocol, n_steps: int, log_probs: bool, ro
     return kind(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 
-def make_self_play_opponent(algorithm: LearnerProtocol, num_copies: int) -> SelfPlayOpponent:
+def make_self_play_opponent(algorithm: LearningModule, num_copies: int) -> SelfPlayOpponent:
     """Return the player of the other seats in `num_copies` copies of a game: the newest policy, past selves and fixed players."""
     config, agents = algorithm.self_play, len(algorithm.spaces.agents)
     assert config is not None
@@ -221,7 +158,7 @@ def make_self_play_opponent(algorithm: LearnerProtocol, num_copies: int) -> Self
     return SelfPlayOpponent(algorithm.past_selves[0].snapshots, config, fixed, num_copies * agents, agents, algorithm.behavior)
 
 
-def make_shared_collector(algorithm: LearnerProtocol, n_steps: int, acting: int, log_probs: bool) -> Collector:
+def make_shared_collector(algorithm: LearningModule, n_steps: int, acting: int, log_probs: bool) -> Collector:
     """Make the collector of one of several behaviors."""
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
     stepper = SharedStepper(algorithm.env.side)
@@ -231,7 +168,7 @@ def make_shared_collector(algorithm: LearnerProtocol, n_steps: int, acting: int,
     return SharedCollector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
 
 
-def frozen_experience(algorithm: LearnerProtocol) -> RolloutDataset:
+def frozen_experience(algorithm: LearningModule) -> RolloutDataset:
     """Return the dataset of a frozen behavior, which acts but yields nothing."""
     acting = seed_draws(algorithm)
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
@@ -242,12 +179,12 @@ def frozen_experience(algorithm: LearnerProtocol) -> RolloutDataset:
     return RolloutDataset(collector, 0)
 
 
-def get_precision_context(algorithm: LearnerProtocol) -> Precision:
+def get_precision_context(algorithm: LearningModule) -> Precision:
     """Return the context that sets the Trainer's precision."""
     return algorithm.trainer.precision_plugin.forward_context if algorithm.has_trainer else nullcontext
 
 
-def make_actor_pool(algorithm: LearnerProtocol, n_steps: int, config: ActorsConfig) -> ActorPool:
+def make_actor_pool(algorithm: LearningModule, n_steps: int, config: ActorsConfig) -> ActorPool:
     """Make the actors of this rank."""
     env = algorithm.env
     if algorithm.self_play is not None:
@@ -262,7 +199,7 @@ def make_actor_pool(algorithm: LearnerProtocol, n_steps: int, config: ActorsConf
     return ActorPool(workers, algorithm.network, config, n_steps, num_envs, get_precision_context(algorithm))
 
 
-def generations(algorithm: LearnerProtocol, actors: ActorsConfig, stochastic: bool, **settings: Any) -> GenerationDataset:
+def generations(algorithm: LearningModule, actors: ActorsConfig, stochastic: bool, **settings: Any) -> GenerationDataset:
     """Return generations of episodes with perturbed weights; `settings` are those of `GenerationSettings`."""
     env = algorithm.env
     check_can_be_built(env)
@@ -293,12 +230,12 @@ def check_can_be_built(env: EnvSource | None, here: bool = False) -> None:
         raise SettingError("actors build their environments themselves: pass an id, an EnvConfig, or a function that builds one")
 
 
-def sees_next(algorithm: LearnerProtocol) -> bool:
+def sees_next(algorithm: LearningModule) -> bool:
     """Return whether a loss or a reward signal needs next observations."""
     return algorithm.needs_next_obs or any(signal.sees or signal.ignore_done for signal in algorithm.reward_signals.values())
 
 
-def seed_draws(algorithm: LearnerProtocol) -> int:
+def seed_draws(algorithm: LearningModule) -> int:
     """Seed the generator of this rank's learning, and return the seed for acting."""
     entropy = [torch.initial_seed(), algorithm.global_rank, algorithm.count]  # with the count, a resumed run does not repeat itself
     entropy += algorithm.behavior.encode()
@@ -308,12 +245,12 @@ def seed_draws(algorithm: LearnerProtocol) -> int:
     return acting
 
 
-def shared_seed(algorithm: LearnerProtocol) -> int:
+def shared_seed(algorithm: LearningModule) -> int:
     """Return a seed that is the same on all ranks, and different after a resume."""
     return int(np.random.SeedSequence([torch.initial_seed(), algorithm.count]).generate_state(1)[0])
 
 
-def demonstrations(algorithm: LearnerProtocol, source: object, settings: DemonstrationSettings) -> DemonstrationDataset:
+def demonstrations(algorithm: LearningModule, source: object, settings: DemonstrationSettings) -> DemonstrationDataset:
     """Return minibatches of demonstrations, from a dataset by name or from given demonstrations.
 
     Raises:
@@ -340,6 +277,6 @@ def demonstrations(algorithm: LearnerProtocol, source: object, settings: Demonst
     )
 
 
-def planned_iterations(algorithm: LearnerProtocol, collector: Collector | ActorPool) -> int:
+def planned_iterations(algorithm: LearningModule, collector: Collector | ActorPool) -> int:
     """Return the minimum number of iterations for the run's environment steps, if all rows are valid."""
     return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.world_size))

@@ -23,7 +23,6 @@ from lightning_rl.errors import SettingError, printable
 from lightning_rl.networks.acting import PolicyNetwork
 from lightning_rl.spaces import Spaces
 from lightning_rl.training.loading import load
-from lightning_rl.types import State
 
 RUN_HOOKS = {"on_train_start": "start", "on_save_checkpoint": "save", "on_load_checkpoint": "load"}
 """Hooks in which a run does work, and its methods that do it."""
@@ -66,10 +65,9 @@ class RunModule(pl.LightningModule):
         @property
         def network(self) -> PolicyNetwork | BehaviorPolicies: ...
         def count_steps(self) -> None: ...
+        def make_opponent(self, name: str, num_rows: int) -> Opponent: ...
         def learning_callbacks(self) -> list[pl.Callback]: ...
         def describe(self) -> dict[str, Any]: ...
-        def get_learning_state(self) -> State: ...
-        def set_learning_state(self, state: State) -> None: ...
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,10 +157,6 @@ class RunModule(pl.LightningModule):
     def finished_episodes(self) -> dict[str, list[Finished]]:
         """Return this rank's episodes that ended in the newest iteration, by behavior."""
         return self.run.finished_episodes()
-
-    def make_opponent(self, name: str, num_rows: int) -> Opponent:
-        """Return the player of the other seats of its game in an evaluation, for `num_rows` rows."""
-        raise SettingError(f"{type(self).__name__} has no seats for an opponent; leave it out")
 
     def train_dataloader(self) -> ExperienceDataset:
         return self.run.build_dataset()

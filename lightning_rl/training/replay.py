@@ -15,7 +15,8 @@ from gymnasium.spaces import Space
 
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.checkpoints.archive import Checkpoint
-from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
+from lightning_rl.data.dataset import OfflineDataset, ReplayDataset, ReplaySettings
+from lightning_rl.data.demonstrations import NoCollector
 from lightning_rl.data.replay.buffer import ReplayBuffer, describe_memory
 from lightning_rl.data.replay.hindsight import GoalReward, make_goal_reward
 from lightning_rl.data.replay.sampling import Sequences
@@ -25,7 +26,8 @@ from lightning_rl.demonstrations.dataset import Demonstration, empty_arrays, sum
 from lightning_rl.envs.make import count_stacked_frames
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.errors import SettingError
-from lightning_rl.training.experience import LearnerProtocol, make_actor_pool, make_collector, planned_iterations, read_demonstrations
+from lightning_rl.training.experience import make_actor_pool, make_collector, planned_iterations, read_demonstrations, seed_draws
+from lightning_rl.training.learning import LearningModule
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
 
 
@@ -41,7 +43,7 @@ class RowForm(TypedDict):
     goal_reward: GoalReward | None
 
 
-def replay(algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
+def replay(algorithm: LearningModule, settings: ReplaySettings, config: ReplayConfig, actors: ActorsConfig | None = None) -> ReplayDataset:
     """Return experience from this rank's replay buffer."""
     ranks = algorithm.world_size
     saved = saved_buffer(algorithm) is not None
@@ -65,7 +67,7 @@ def replay(algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayC
     return ReplayDataset(collector, buffer, signals, settings, algorithm.device, planned_iterations(algorithm, collector), ranks, resumed)
 
 
-def make_replay_buffer(algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
+def make_replay_buffer(algorithm: LearningModule, settings: ReplaySettings, config: ReplayConfig, saved: bool) -> ReplayBuffer:
     """Make this rank's replay buffer, empty or with demonstrations in it or in a second buffer, and report its memory and contents.
 
     Args:
@@ -91,7 +93,7 @@ def make_replay_buffer(algorithm: LearnerProtocol, settings: ReplaySettings, con
     return buffer
 
 
-def rows_of(algorithm: LearnerProtocol, settings: ReplaySettings, config: ReplayConfig) -> RowForm:
+def rows_of(algorithm: LearningModule, settings: ReplaySettings, config: ReplayConfig) -> RowForm:
     """Return the form of an algorithm's rows, with actions and memory as its network samples them."""
     spaces, distribution = algorithm.spaces, algorithm.network.distribution
     x = torch.zeros(1, distribution.num_inputs, device=next(algorithm.network.parameters()).device)
@@ -109,7 +111,7 @@ def rows_of(algorithm: LearnerProtocol, settings: ReplaySettings, config: Replay
     }
 
 
-def find_goal_reward(algorithm: LearnerProtocol, settings: ReplaySettings) -> GoalReward:
+def find_goal_reward(algorithm: LearningModule, settings: ReplaySettings) -> GoalReward:
     """Return the environment's reward function for other goals; raise `SettingError` if relabeling is not possible."""
     if settings.memory is not None:
         raise SettingError("replay.relabel cannot be combined with memory, which has seen the original goals; leave one out")
@@ -120,7 +122,7 @@ def find_goal_reward(algorithm: LearnerProtocol, settings: ReplaySettings) -> Go
     return make_goal_reward(algorithm.env, algorithm.spaces)
 
 
-def fill_first(algorithm: LearnerProtocol, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+def fill_first(algorithm: LearningModule, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
     """Write demonstrations into an empty buffer, and report them.
 
     Raises:
@@ -136,7 +138,7 @@ def fill_first(algorithm: LearnerProtocol, buffer: ReplayBuffer, episodes: list[
 
 
 def make_mixed_buffer(
-    algorithm: LearnerProtocol, batch_size: int, config: ReplayConfig, rows: RowForm, make: Callable[..., ReplayBuffer]
+    algorithm: LearningModule, batch_size: int, config: ReplayConfig, rows: RowForm, make: Callable[..., ReplayBuffer]
 ) -> ReplayBuffer:
     """Make a buffer that samples a share of each batch from demonstrations, which are never dropped, and report it.
 
@@ -167,7 +169,7 @@ def make_mixed_buffer(
     return buffer
 
 
-def make_full_buffer(algorithm: LearnerProtocol, episodes: list[Demonstration], rows: RowForm, config: ReplayConfig) -> ReplayBuffer:
+def make_full_buffer(algorithm: LearningModule, episodes: list[Demonstration], rows: RowForm, config: ReplayConfig) -> ReplayBuffer:
     """Make a buffer that is full of demonstrations."""
     least = rows["n_steps"] + 1 if rows["sequences"] is None else rows["sequences"].slots(rows["n_steps"])
     capacity = max(least, sum(len(each.reward) for each in episodes))
@@ -177,13 +179,33 @@ def make_full_buffer(algorithm: LearnerProtocol, episodes: list[Demonstration], 
     return buffer
 
 
-def write(algorithm: LearnerProtocol, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
+def write(algorithm: LearningModule, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
     """Write all steps of demonstrations into a buffer, with actions as sampled, converting one episode at a time."""
     sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
     buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
 
 
-def saved_buffer(algorithm: LearnerProtocol) -> tuple[State, int] | None:
+def make_offline(algorithm: Any) -> OfflineDataset:
+    """Return batches of the transitions of a dataset.
+
+    Raises:
+        SettingError: there is no dataset, or it does not fit the environment.
+    """
+    episodes = read_demonstrations(algorithm, "dataset", algorithm.source)
+    if not episodes:
+        raise SettingError("dataset: name one to learn from, such as pendulum/medium-v0, or set online to learn from the environment")
+    seed_draws(algorithm)
+    settings, lengths = algorithm.replay_settings, (algorithm.updates_per_iteration, algorithm.max_updates)
+    buffer = make_full_buffer(algorithm, episodes, rows_of(algorithm, settings, algorithm.replay), algorithm.replay)
+    if not buffer.ready:
+        raise SettingError(f"dataset: {summarize(episodes)}, of which nothing can be sampled; its episodes are too short")
+    algorithm.say(f"dataset: {summarize(episodes)}")
+    nowhere = NoCollector(algorithm.spaces.observation)
+    signals = dict(algorithm.reward_signals.items())
+    return OfflineDataset(nowhere, buffer, signals, settings, algorithm.device, *lengths)
+
+
+def saved_buffer(algorithm: LearningModule) -> tuple[State, int] | None:
     """Return the manifest of this rank's replay buffer in the checkpoint that is resumed, and the rank that saved it.
 
     That may be another rank if their number has changed. Return None if there is no buffer, or it has another number of environments.
@@ -197,7 +219,7 @@ def saved_buffer(algorithm: LearnerProtocol) -> tuple[State, int] | None:
     return None if manifest is None or num_envs != algorithm.num_envs else (manifest, number)
 
 
-def load_buffer(algorithm: LearnerProtocol, continues: bool) -> None:
+def load_buffer(algorithm: LearningModule, continues: bool) -> None:
     """Load this rank's replay buffer from a checkpoint, if there is one; `continues`: with the episodes in progress."""
     if (saved := saved_buffer(algorithm)) is not None:
         manifest, number = saved
@@ -234,7 +256,7 @@ def stored_episodes(algorithm: Any, checkpoint: Checkpoint, folder: Path) -> lis
     return episodes
 
 
-def read_episodes(algorithm: LearnerProtocol, buffer: ReplayBuffer) -> Iterator[Demonstration]:
+def read_episodes(algorithm: LearningModule, buffer: ReplayBuffer) -> Iterator[Demonstration]:
     """Yield the episodes in a buffer with the environment's actions and dtypes; those in progress end as truncated."""
     buffer.cut()
     forms = empty_arrays(algorithm.spaces.observation), empty_arrays(algorithm.spaces.action)

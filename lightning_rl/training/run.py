@@ -26,7 +26,7 @@ from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.networks.acting import changes_of, structure_of
 from lightning_rl.threads import one_thread
 from lightning_rl.training.hooks import RunModule, call_last_hook, has_kind
-from lightning_rl.training.learning import Learner
+from lightning_rl.training.learner import Learner
 from lightning_rl.training.state import Additions, RunLog, is_packaged, random_state, read_attributes, set_random_state, write_attributes
 from lightning_rl.types import State
 
@@ -36,14 +36,15 @@ class Run:
 
     Args:
         module: the LightningModule that Lightning trains.
-        learners: the algorithms that learn, by the name of their behavior; `""` if there is only one.
-        frozen: those that only act.
+        learners: those of the algorithms that learn, by the name of their behavior; `""` if there is only one.
+        frozen: those of the algorithms that only act.
     """
 
     def __init__(self, module: RunModule, learners: Mapping[str, Learner], frozen: Mapping[str, Learner] | None = None) -> None:
         self.module, self.learners, self.frozen = module, dict(learners), dict(frozen or {})
-        self.algorithms = dict(sorted({**self.learners, **self.frozen}.items()))
-        """All algorithms, in the order of their names."""
+        self.all = dict(sorted({**self.learners, **self.frozen}.items()))
+        """All of them, in the order of their names."""
+        self.algorithms = {name: learner.algorithm for name, learner in self.all.items()}
         self.optimizers_of: dict[str, slice] = {"": slice(None)}
         """Which of the Trainer's optimizers belong to each learner."""
         self.dataset: ExperienceDataset | None = None
@@ -177,10 +178,10 @@ class Run:
         self.log_rows = RunLog(self.log_every, module.count)
         for line in describe_wrappers(module.env) if module.env is not None else ():
             module.say(line)
-        for algorithm in self.frozen.values():
-            algorithm.begin_acting()
+        for learner in self.frozen.values():
+            learner.begin_acting()
         for learner in self.learners.values():
-            learner.begin_learning()
+            learner.begin()
         if module.count:
             self._continue()
             self._send_parameters()  # restored environments have the values with which their episodes began
@@ -189,7 +190,7 @@ class Run:
         else:
             self._send_parameters()
             for learner in self.learners.values():
-                learner.warm_up()
+                learner.algorithm.warm_up()
             module.count_steps()
         trainer.should_stop |= module.finished or any_rank_must_stop(trainer)
         self._begin_iteration()
@@ -204,7 +205,7 @@ class Run:
         self.log_rows.begin(math.inf if most >= module.length else most)
         for name, learner in self.learners.items():
             if not self.dataset.is_in_iteration(name):
-                learner.begin_iteration(learner.count, progress)
+                learner.begin_iteration(learner.algorithm.count, progress)
 
     def end_iteration(self) -> None:
         """Finish an iteration before any callback, so that logging, evaluating and saving see the same counts and statistics.
@@ -217,7 +218,7 @@ class Run:
         progress.increment_ready()
         progress.increment_completed()  # global_step counts iterations
         for name in dataset.full:
-            self.learners[name].finish_learning()
+            self.learners[name].finish_iteration()
         module.count_steps()
         if getattr(trainer, "log_every_n_steps", None) == 1:  # the x-axis of Lightning and of `self.log`, no interval
             trainer.fit_loop.epoch_loop._batches_that_stepped = module.count
@@ -228,7 +229,7 @@ class Run:
         is_due = self.log_rows.is_due(module.count) or module.finished
         for name in dataset.full if is_due or self._are_several else ():
             learner = self.learners[name]
-            self.newest[name] = {**learner.learning_metrics(), "train/n_updates": float(learner.updates)}
+            self.newest[name] = {**learner.metrics(), "train/n_updates": float(learner.algorithm.updates)}
         if is_due:
             self._open_row(dataset)
         for config in trainer.lr_scheduler_configs:  # a user's schedulers, every `frequency` iterations
@@ -283,7 +284,7 @@ class Run:
 
     def take_notices(self) -> list[str]:
         """Return lines for the user since the last call."""
-        return [f"{name}: {text}" if name else text for name, each in self.algorithms.items() for text in each.take_notices()]
+        return [f"{name}: {text}" if name else text for name, each in self.all.items() for text in each.take_notices()]
 
     def _print_notices(self, ranks: list[list[str]]) -> None:
         """Print the notices of ranks, and clear this rank's own."""
@@ -318,8 +319,8 @@ class Run:
                 self._close_row(self.dataset, merge=False)
             self.dataset.collector.close()
             self.dataset = vars(self.module)["dataset"] = None
-            for algorithm in reversed([*self.algorithms.values()]):  # the first one stores torch's settings from before the run
-                algorithm.end_learning()
+            for learner in reversed([*self.all.values()]):  # the first one stores torch's settings from before the run
+                learner.end()
 
     def get_results(self) -> State:
         """Return the counts, and the state of lessons and of self-play, which the next `fit` continues, as plain data."""
@@ -368,13 +369,39 @@ class Run:
                 changes[f"{name}/{place}"] = f"{name}: {text}" if name else text
         return changes
 
+    def _get_learning_state(self) -> State:
+        """Return this rank's learning state that is not in weights and optimizers."""
+        if not self._are_several:
+            return self.learners[""].get_state()
+        behaviors = {
+            name: {**learner.get_state(), "began_at": learner.algorithm.began_at, "progress": learner.algorithm.progress}
+            for name, learner in self.learners.items()
+        }
+        frozen = {name: {"guard": learner.guard.get_state()} for name, learner in self.frozen.items()}
+        return {"behaviors": behaviors, "frozen": frozen, "newest": self.newest}
+
+    def _set_learning_state(self, state: State) -> None:
+        """Restore a state; collectors are restored already, and some behaviors may be in the middle of an iteration."""
+        assert self.dataset is not None
+        if not self._are_several:
+            self.learners[""].set_state(state)
+            return
+        self.newest = state["newest"]
+        for name, learner in self.frozen.items():
+            learner.set_acting_state(state["frozen"][name]["guard"])
+        for name, learner in self.learners.items():
+            stored = state["behaviors"][name]
+            learner.set_state(stored)
+            if self.dataset.is_in_iteration(name):
+                learner.begin_iteration(stored["began_at"], stored["progress"])
+
     def _states_of_ranks(self) -> list[State]:
         """Return the states of all ranks as plain data, on every rank."""
         assert self.dataset is not None
         module = self.module
         run = {"num_envs": self.dataset.collector.num_envs, "data": self.dataset.get_state(), "log": self.log_rows.get_state()}
         attributes = {"attributes": read_attributes(module)[0]} if module.global_rank else {}  # those of rank 0 are the checkpoint's
-        own = to_plain({**run, **module.get_learning_state(), "random": random_state(), **attributes})
+        own = to_plain({**run, **self._get_learning_state(), "random": random_state(), **attributes})
         if self.trainer.world_size == 1:
             return [own]
         file = io.BytesIO()
@@ -409,8 +436,8 @@ class Run:
             found, agents = f"{len(ranks)} x {ranks[0]['num_envs']}", " x agents" * (module.spaces.rows > 1)
             new_episodes = f"the checkpoint has {found} (ranks x env.num_envs{agents}), not {num_ranks} x {module.num_envs}"
         if state is None:
-            for algorithm in self.algorithms.values() if module.global_rank == 0 else ():  # one rank takes over the counts of all
-                algorithm.continue_counts()
+            for learner in self.all.values() if module.global_rank == 0 else ():  # one rank takes over the counts of all
+                learner.continue_counts()
             if ranks:
                 dataset.take_over(ranks[0]["data"])
             for learner in self.learners.values():
@@ -436,7 +463,7 @@ class Run:
             learner.load_buffer()
         new_episodes = self.dataset.set_state(state["data"])
         self.log_rows.set_state(state["log"])
-        self.module.set_learning_state(state)
+        self._set_learning_state(state)
         write_attributes(self.module, state.get("attributes", {}))
         set_random_state(state["random"])
         return new_episodes

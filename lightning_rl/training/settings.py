@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from torch.optim import Adam, Optimizer
@@ -10,6 +10,7 @@ from torch.optim import Adam, Optimizer
 from lightning_rl.actors.config import IN_A_THREAD, ActorsConfig
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings, SampledDataset
 from lightning_rl.data.replay.storage import ReplayConfig
+from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.distributions import SDE
 from lightning_rl.errors import OrPlain, SettingError, as_settings, check_range
 from lightning_rl.networks.actor_critic import ActorCritic
@@ -20,12 +21,13 @@ from lightning_rl.rewards import SignalSettings
 from lightning_rl.schedules import ScheduleSetting, piecewise
 from lightning_rl.spaces import JOINT
 from lightning_rl.training.arguments import Range
-from lightning_rl.training.learning import Learner
+from lightning_rl.training.learning import LearningModule
+from lightning_rl.training.replay import make_offline
 from lightning_rl.training.side_learners import CloningConfig
 
 if TYPE_CHECKING:
 
-    class AlgorithmPart(Learner):
+    class AlgorithmPart(LearningModule):
         """What groups of settings use of the algorithm that they are part of."""
 
         net_arch: NetArch | None
@@ -92,6 +94,64 @@ class ReplayFields(AlgorithmPart):
     def experience(self) -> SampledDataset:
         """Return iterations that alternate acting and learning, or act in a thread, from the replay buffer."""
         return self.replay_experience(self.replay_settings, self.replay, IN_A_THREAD if self.threaded else None)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class OfflineFields(ReplayFields):
+    """Learn from a dataset only, for `max_updates` updates, or with `online` also from the environment's steps."""
+
+    dataset: OrPlain[str | None] = None  # type: ignore[assignment]  # during a run, the experience itself
+    """Name of the dataset, such as `pendulum/medium-v0`; in Python also a list of demonstrations."""
+    max_updates: Annotated[int, Range(1, 2**53)] = 1_000_000
+    """Length of a run without `online`; schedules, rows of metrics, evaluations and checkpoints follow the count of updates."""
+    updates_per_iteration: Annotated[int, Range(1)] = 100
+    """Without `online`: updates per iteration, after which the run may log, evaluate, save or stop."""
+    online: bool = False
+    """Step the environment for `max_env_steps`, as SAC does, with the dataset in the replay buffer from the start. Use it to fine-tune a
+    policy that was trained offline (`--init_from`)."""
+    warmup: Literal["random", "policy"] = "policy"
+    """With `online`: actions before learning starts, `random` or from the `policy`."""
+    self_play: OrPlain[SelfPlayConfig | None] = field(init=False, default=None)
+
+    counter = "updates"
+
+    def __post_init__(self) -> None:
+        self.source = self.dataset
+        if self.online:
+            self.counter = "env_steps"
+        super().__post_init__()
+        check_offline(self)
+        if self.online and self.source is not None:
+            self.replay = replace(self.replay, demonstrations=self.source)
+
+    def experience(self) -> SampledDataset:
+        """Return batches of the dataset, or with `online` iterations that alternate acting and learning."""
+        return super().experience() if self.online else make_offline(self)
+
+    def warm_up(self) -> None:
+        """Collect the statistics of the dataset's observations, unless they were loaded with another run's weights."""
+        if self.source is None:
+            super().warm_up()
+        elif self.normalize_obs != "off" and self.network.normalizer.is_new:
+            data: Any = self.dataset
+            for obs in data.observations():
+                self.network.normalizer.update(obs)
+
+
+def check_offline(algorithm: OfflineFields) -> None:
+    """Raise `SettingError` for settings that need steps of the environment without `online`, and for two datasets."""
+    if algorithm.online:
+        if algorithm.source is not None and algorithm.replay.demonstrations is not None:
+            raise SettingError("dataset and replay.demonstrations have the same meaning here: use only dataset")
+        return
+    if algorithm.replay.demonstrations is not None or algorithm.replay.demonstration_share is not None:
+        name = "demonstrations" if algorithm.replay.demonstrations is not None else "demonstration_share"
+        raise SettingError(f"replay.{name} needs online, which also steps the environment; name the data in dataset")
+    if algorithm.normalize_reward:
+        raise SettingError("normalize_reward needs online: a dataset gives no running returns; use reward_scale")
+    for name in algorithm.reward_signals:
+        if name != "extrinsic":
+            raise SettingError(f"reward_signals.{name} needs online, which steps the environment; leave it out")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -20,35 +20,9 @@ from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.optimization import ScheduledAdam, parameters_in
 from lightning_rl.rewards.signal import LearnedSignal, RewardSignal
-from lightning_rl.training.experience import LearnerProtocol, demonstrated_rows, demonstration_draws, show_demonstrations
+from lightning_rl.training.experience import demonstrated_rows, demonstration_draws, show_demonstrations
+from lightning_rl.training.learning import LearningModule, SideLearner
 from lightning_rl.types import Experience, State, Tree
-
-
-class SideLearner:
-    """A side learner that learns nothing. Subclasses have their own optimizers, and learn after updates or iterations."""
-
-    learns = False
-
-    def optimizers(self, algorithm: LearnerProtocol, own: list[Optimizer]) -> list[Optimizer]:
-        """Return its optimizers, which come after the algorithm's own."""
-        return []
-
-    def begin(self, algorithm: LearnerProtocol) -> None:
-        """Prepare for a run, whose dataset is built."""
-
-    def end_update(self, algorithm: LearnerProtocol, batch: object) -> None:
-        """Learn after an update of the algorithm from a batch."""
-
-    def end_iteration(self, algorithm: LearnerProtocol) -> None:
-        """Learn after the updates of an iteration."""
-
-    def get_state(self) -> State:
-        """Return the state of this rank's run."""
-        return {}
-
-    def set_state(self, state: State) -> str | None:
-        """Restore a state. Return a line for the user if something starts again; None otherwise."""
-        return None
 
 
 class SignalLearner(SideLearner):
@@ -71,17 +45,17 @@ class SignalLearner(SideLearner):
         self.began: float | None = None
         """The environment steps of all ranks when counting starts."""
 
-    def optimizers(self, algorithm: LearnerProtocol, own: list[Optimizer]) -> list[Optimizer]:
+    def optimizers(self, algorithm: LearningModule, own: list[Optimizer]) -> list[Optimizer]:
         self.own = [signal.configure_optimizer() for signal in self.learning.values()]
         for signal, optimizer in zip(self.learning.values(), self.own, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = signal.learning_rate
         return self.own
 
-    def begin(self, algorithm: LearnerProtocol) -> None:
+    def begin(self, algorithm: LearningModule) -> None:
         show_demonstrations(algorithm)
 
-    def end_update(self, algorithm: LearnerProtocol, batch: Any) -> None:
+    def end_update(self, algorithm: LearningModule, batch: Any) -> None:
         if not self.learns:
             return
         dataset, due = algorithm.dataset, self._due(algorithm)
@@ -90,7 +64,7 @@ class SignalLearner(SideLearner):
             self._learn(algorithm, batch.experience if replayed is None or not k else replayed.sample().experience)
             self.updates += 1
 
-    def _due(self, algorithm: LearnerProtocol) -> int:
+    def _due(self, algorithm: LearningModule) -> int:
         """Return the number of due updates, from counts that are equal on all ranks."""
         if self.steps_per_update is None:
             return 1
@@ -102,7 +76,7 @@ class SignalLearner(SideLearner):
             self.began = begin
         return int((steps - self.began) / self.steps_per_update) - self.updates
 
-    def _learn(self, algorithm: LearnerProtocol, experience: Experience) -> None:
+    def _learn(self, algorithm: LearningModule, experience: Experience) -> None:
         for (name, signal), optimizer in zip(self.learning.items(), self.own, strict=True):
             loss, metrics = signal.loss(experience)
             algorithm.step(loss, optimizer, f"{name} loss")
@@ -232,11 +206,11 @@ class Cloning(SideLearner):
     def __init__(self, config: CloningConfig) -> None:
         self.config = config
 
-    def optimizers(self, algorithm: LearnerProtocol, own: list[Optimizer]) -> list[Optimizer]:
+    def optimizers(self, algorithm: LearningModule, own: list[Optimizer]) -> list[Optimizer]:
         self.optimizer = ScheduledAdam(parameters_in(own, algorithm.network))
         return [self.optimizer]
 
-    def begin(self, algorithm: LearnerProtocol) -> None:
+    def begin(self, algorithm: LearningModule) -> None:
         config, self.replays = self.config, isinstance(algorithm.dataset, SampledDataset)
         if config.demo_path is None:
             raise SettingError("behavioral_cloning.demo_path is missing: name a Minari dataset")
@@ -256,16 +230,16 @@ class Cloning(SideLearner):
         one = wanted is None and self.replays
         self.minibatches = passes * (1 if one else max(1, sequences // (self.draws.num_sequences * self.draws.ranks)))
 
-    def end_update(self, algorithm: LearnerProtocol, batch: object) -> None:
+    def end_update(self, algorithm: LearningModule, batch: object) -> None:
         if self.replays:
             self._learn(algorithm)
 
-    def end_iteration(self, algorithm: LearnerProtocol) -> None:
+    def end_iteration(self, algorithm: LearningModule) -> None:
         burns_in = algorithm.began_at < getattr(algorithm, "critic_burn_in_steps", 0)
         if not self.replays and not burns_in:
             self._learn(algorithm)
 
-    def _learn(self, algorithm: LearnerProtocol) -> None:
+    def _learn(self, algorithm: LearningModule) -> None:
         """Make gradient steps, while the learning rate is above 0."""
         rate = self.learning_rate(algorithm)
         algorithm.record(**{"behavioral_cloning/learning_rate": lambda: torch.tensor(rate)})
@@ -280,7 +254,7 @@ class Cloning(SideLearner):
             algorithm.record(**{f"behavioral_cloning/{name}": value for name, value in metrics.items()})
             algorithm.step(loss, self.optimizer, "behavioral_cloning loss")
 
-    def learning_rate(self, algorithm: LearnerProtocol) -> float:
+    def learning_rate(self, algorithm: LearningModule) -> float:
         """Return the algorithm's learning rate times `strength`, times the remaining fraction of `steps` at the start of the iteration."""
         left = 1 - algorithm.began_at / self.config.steps if self.config.steps else 1.0
         return algorithm.learning_rate * self.config.strength * max(0.0, left)

@@ -28,8 +28,9 @@ from lightning_rl.checkpoints.archive import to_arrays, to_plain
 from lightning_rl.envs.snapshot.decoding import Decoder
 from lightning_rl.envs.snapshot.encoding import MAX_PARTS, VERSION, Encoder, UnsupportedValueError
 from lightning_rl.errors import SettingError
-from lightning_rl.loggers import Counted, log_row, show_to_callbacks
+from lightning_rl.loggers import log_row, show_to_callbacks
 from lightning_rl.networks.acting import list_changes
+from lightning_rl.training.hooks import RunModule
 from lightning_rl.types import State
 
 
@@ -64,28 +65,28 @@ class RunLog:
         """Return whether the row of the current iteration is not written yet."""
         return bool(self.open_rows)
 
-    def open(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
+    def open(self, trainer: pl.Trainer, module: RunModule, metrics: dict[str, float]) -> None:
         """Make a row of the given metrics and time metrics, and show it to callbacks."""
-        now, count = time.monotonic(), run.count
+        now, count = time.monotonic(), module.count
         rate = (count - self.logged_env_steps) / max(now - self.logged_at, 1e-9)
         times = {"time/fps": rate, "time/time_elapsed": now - self.started, "time/iterations": trainer.global_step}
-        self.open_rows = [{run.counter: count, **metrics, **times}]
+        self.open_rows = [{module.counter: count, **metrics, **times}]
         self.logged_at, self.logged_env_steps = now, count
         show_to_callbacks(trainer, self.open_rows[0])
 
-    def add(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
+    def add(self, trainer: pl.Trainer, module: RunModule, metrics: dict[str, float]) -> None:
         """Write another row, after the one that is open, and show it to callbacks."""
         if self.is_open:
             self.open_rows.append(metrics)
             show_to_callbacks(trainer, metrics)
         else:
-            log_row(trainer, run, metrics)
+            log_row(trainer, {module.counter: module.count, **metrics}, module.count, module.say)
 
-    def close(self, trainer: pl.Trainer, run: Counted, metrics: dict[str, float]) -> None:
+    def close(self, trainer: pl.Trainer, module: RunModule, metrics: dict[str, float]) -> None:
         """Write the open rows, the first with metrics that replace earlier ones."""
         (first, *others), self.open_rows = self.open_rows, []
         for row in ({**first, **metrics}, *others):
-            log_row(trainer, run, row)
+            log_row(trainer, {module.counter: module.count, **row}, module.count, module.say)
 
     def get_state(self) -> State:
         """Return the count of the last row, the elapsed time, and the time since that row."""

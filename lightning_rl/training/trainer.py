@@ -250,7 +250,7 @@ class Trainer(EvaluatingTrainer):
                 stack.enter_context(keeping_config(run_folder, lambda: model.count > count))
             try:
                 self._prepare_folder(run_folder, model, count if continues_here else -1)
-                with report_lost_ranks(model), hidden_notices():
+                with report_lost_ranks(lambda: f"{model.count:,} {model.counted}" if model.count else ""), hidden_notices():
                     super().fit(model, ckpt_path=found, weights_only=weights_only)
                 if (results := take_results(self)) is not None:
                     model.run.set_results(results)

@@ -104,7 +104,7 @@ def compiled_names(algorithm, env_id, **settings):
 
     class Looks(pl.Callback):
         def on_train_batch_start(self, trainer, model, *_):
-            raise Looked(list(model.compiled))
+            raise Looked(list(model.learner.compiled))
 
     with pytest.raises(Looked) as found:
         fit(algorithm(env_id, **settings), callbacks=[Looks()])
@@ -235,7 +235,7 @@ def test_a_bad_compiled_loss_is_met_as_any_other():
         fit(tiny(lrl.A2C, compile=True), callbacks=[Spoils()])
     model = tiny(lrl.A2C, compile=True, on_nan="restore_last")
     fit(model, callbacks=[Spoils()])
-    assert model.guard.restored == 1 and all(parameter.isfinite().all() for parameter in model.parameters())
+    assert model.learner.guard.restored == 1 and all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_a_behavior_learns_bit_for_bit_what_it_learns_without_the_others(tmp_pat
 
 
 def test_a_run_leaves_the_precision_of_products_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.training.learning.best_matmul", lambda modules, device: "medium")
+    monkeypatch.setattr("lightning_rl.training.learner.best_matmul", lambda modules, device: "medium")
     fit(made(max_env_steps=24), tmp_path)
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -668,7 +668,7 @@ def test_the_nans_in_a_row_of_a_frozen_behavior_are_counted_on_in_a_continued_ru
 
     class Count(pl.Callback):
         def on_train_batch_end(self, trainer, algorithm, *others):
-            counts.append(algorithm.algorithms["b"].guard.bad_steps)
+            counts.append(algorithm.algorithms["b"].learner.guard.bad_steps)
 
     with pytest.raises(lrl.errors.NotFiniteError, match="for 100 steps in a row"):
         half(Count(), ckpt_path="last")

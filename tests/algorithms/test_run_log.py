@@ -26,20 +26,20 @@ def test_a_row_has_the_means_of_numbers_and_of_what_functions_return():
     model, weight = begun(most=100), torch.tensor(3.0, requires_grad=True)
     for k in range(4):
         model.record(loss=torch.tensor(float(k)), **{"rewards/own": lambda k=k: weight * k})
-    assert model.run.log_rows.is_due(100) and model.learning_metrics() == {"train/loss": 1.5, "rewards/own": 4.5}
+    assert model.run.log_rows.is_due(100) and model.learner.metrics() == {"train/loss": 1.5, "rewards/own": 4.5}
 
 
 def test_of_a_tensor_of_many_numbers_the_mean_is_kept():
     model = begun(most=100)
     model.record(many=torch.tensor([1.0, 2.0, 6.0]), flags=torch.tensor([True, False]))
-    assert model.learning_metrics() == {"train/many": 3.0, "train/flags": 0.5}
+    assert model.learner.metrics() == {"train/many": 3.0, "train/flags": 0.5}
 
 
 def test_plain_numbers_are_recorded_as_tensors_are():
     model = begun(most=100)
     model.record(seen=3, share=0.5, done=True, ours=np.float64(1.5), theirs=torch.tensor(2), made=lambda: 7)
     model.record(seen=4)
-    assert model.learning_metrics() == {
+    assert model.learner.metrics() == {
         "train/seen": 3.5, "train/share": 0.5, "train/done": 1.0, "train/ours": 1.5, "train/theirs": 2.0, "train/made": 7.0
     }  # fmt: skip
 

@@ -310,7 +310,7 @@ def test_on_nan_also_handles_nan_that_a_waiting_behavior_observes(tmp_path, on_n
             fit(model, tmp_path)
     else:
         fit(model, tmp_path)
-        assert model.algorithms["b"].guard.replaced > 0
+        assert model.algorithms["b"].learner.guard.replaced > 0
 
 
 def test_a_frozen_policy_of_such_a_run_acts_in_another(tmp_path):
