@@ -9,6 +9,7 @@ from functools import cache
 import docstring_parser
 import pytest
 import pytorch_lightning  # noqa: F401  (its loggers have their handlers from here on)
+import threadpoolctl
 import torch
 from gymnasium.envs.registration import registry
 from lightning_fabric.utilities import registry as plugins
@@ -17,6 +18,7 @@ torch.set_num_threads(1)
 # a program reads these once, the tests would for each of thousands of parsers and Trainers
 docstring_parser.parse_from_object = cache(docstring_parser.parse_from_object)
 plugins.entry_points = cache(plugins.entry_points)
+threadpoolctl.ThreadpoolController = cache(threadpoolctl.ThreadpoolController)
 LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")]
 AT_FIRST = [(logger.handlers, logger.propagate) for logger in LOGGERS]
 

@@ -98,7 +98,7 @@ def test_the_step_is_exact_in_all_modes_of_resetting(door, mode):
         fit(poisoned(A2C, door, math.nan, AT[door], {"mode": mode}))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_the_leaf_of_a_nested_observation_is_named(algorithm, apart):
@@ -232,6 +232,7 @@ def test_a_run_continues_without_the_bad_values_of_an_environment_and_reports_th
     assert all(math.isfinite(value) for _, row in rows.rows for value in row.values())
 
 
+@pytest.mark.thorough
 def test_the_last_good_observation_and_reward_0_stand_in():
     seen = []
 
@@ -264,6 +265,7 @@ def test_a_run_continues_after_a_bad_update_and_reports_it_once(algorithm, kind,
     assert capsys.readouterr().out.count(said) == 1
 
 
+@pytest.mark.thorough
 def test_a_skipped_update_leaves_the_weights_as_they_were_and_restoring_brings_back_those_of_the_last_iteration():
     after = {}
     for on_nan in TOLERANT:
@@ -279,6 +281,7 @@ def test_a_skipped_update_leaves_the_weights_as_they_were_and_restoring_brings_b
     assert torch.equal(restored[0], restored[4]) and torch.equal(restored[3], skipped[3])
 
 
+@pytest.mark.thorough
 def test_the_optimizers_of_reward_signals_go_back_too():
     """The loss of the third iteration's second update is bad: what the signal learned beside the first is undone."""
     steps = []
@@ -291,7 +294,7 @@ def test_the_optimizers_of_reward_signals_go_back_too():
     assert steps == [4, 8, 11, 15, 19, 23]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("on_nan", TOLERANT)
 def test_a_run_that_is_bad_for_ever_ends_with_the_line(on_nan):
     often = "100 updates" if on_nan == "skip_update" else "10 iterations"
@@ -358,7 +361,7 @@ WAYS = {
 }
 
 
-@pytest.mark.variants("actors", "generations")
+@pytest.mark.thorough
 @pytest.mark.parametrize("on_nan", ["raise", "skip_update"])
 @pytest.mark.parametrize("way", WAYS)
 def test_bad_values_are_counted_reported_once_and_their_batch_saved_however_experience_is_collected(way, on_nan, tmp_path, capsys):

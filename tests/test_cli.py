@@ -101,6 +101,7 @@ def test_python_m_runs_as_the_program_does_and_prints_the_runs_folder_and_nothin
     assert (folder / f"{RUN}0/checkpoints/best.ckpt").is_file()
 
 
+@pytest.mark.thorough
 def test_the_subcommand_stands_before_or_after_the_config(fit, folder):
     options = CARTPOLE.removeprefix("fit ")
     for arguments in (
@@ -118,6 +119,7 @@ def test_an_algorithm_and_an_environment_are_a_complete_run(folder, capfd):
     assert config["seed_everything"] == 0 and config["evaluation"]["episodes"] == 5
 
 
+@pytest.mark.thorough
 def test_entities_and_goals_are_named_on_the_command_line(fit, folder, capfd):
     crowd = (
         "--model.env.id tests.environments:Crowd-v0 --model.entities '[agents]' --model.goals [goal,sight.map] --model.encoder_features 8 "
@@ -144,6 +146,7 @@ def test_later_configs_win_and_options_win_over_those_before(folder, capfd):
     assert turned["n_steps"] == 32 and turned["env"]["num_envs"] == 4
 
 
+@pytest.mark.thorough
 def test_reward_signals_are_merged_setting_by_setting_and_null_removes_one_or_all(folder, capfd):
     (folder / "a.yaml").write_text(
         "model: {class_path: PPO, init_args: {env: Acrobot-v1, reward_signals: {rnd: {strength: 0.1, gamma: 0.9}, curiosity: {}}}}"
@@ -212,6 +215,7 @@ def test_whole_numbers_may_be_written_with_an_exponent_or_a_point(folder, capfd)
     assert both["evaluation"]["every_n_env_steps"] == 1_000
 
 
+@pytest.mark.thorough
 def test_a_printed_config_and_that_of_a_run_give_the_same_weights(fit, folder, capfd):
     fit(CARTPOLE + "--seed_everything 3")
     (folder / "printed.yaml").write_text(yaml.safe_dump(printed(CARTPOLE + "--seed_everything 3", capfd)))
@@ -223,6 +227,7 @@ def test_a_printed_config_and_that_of_a_run_give_the_same_weights(fit, folder, c
     assert config_of(folder, 0) == config_of(folder, 1) == config_of(folder, 2)
 
 
+@pytest.mark.thorough
 def test_wrappers_with_arguments_are_those_that_the_user_wrote_and_a_run_with_them_continues(fit, folder):
     wrappers = [
         {"class_path": "gymnasium.wrappers.ClipReward", "init_args": {"max_reward": 0.5}},
@@ -251,6 +256,7 @@ def test_sections_may_be_off(fit, folder):
     assert {"config.yaml", "metrics.csv"} <= left and not left & {"evaluations.csv", "checkpoints"}
 
 
+@pytest.mark.thorough
 def test_a_module_in_the_current_folder_provides_environments_and_algorithms(fit, folder):
     (folder / "mine.py").write_text(MODULE)
     fit("fit --import mine --model.env.id Mine-v0 " + TINY)
@@ -321,6 +327,7 @@ def test_python_m_imports_nothing_from_the_current_folder(folder):
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.thorough
 def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, capfd):
     fit(CARTPOLE + "--evaluation.every_n_env_steps 32 --evaluation.episodes 5 --evaluation.seed 40")
     logged = {int(row["env_steps"]): row["eval/mean_reward"] for row in rows_of(folder / f"{RUN}0/metrics.csv") if row["eval/mean_reward"]}
@@ -339,6 +346,7 @@ def test_evaluate_prints_what_was_logged_at_the_best_evaluation(fit, folder, cap
     assert drawn["return_mean"] != result["return_mean"]
 
 
+@pytest.mark.thorough
 def test_evaluate_prints_no_spread_for_one_episode(fit, folder):
     fit(CARTPOLE)
     command = f"evaluate --ckpt_path {RUN}0/checkpoints/last.ckpt --episodes 1 --max_episode_steps 5"
@@ -374,6 +382,7 @@ def test_nulls_and_infinities_inside_a_mapping_are_kept(way, fit, folder):
     assert config["model"]["init_args"]["env"]["kwargs"] == {"a": None, "b": math.inf, "c": {"d": None}}
 
 
+@pytest.mark.thorough
 def test_evaluate_reports_that_it_plays_the_final_lesson(fit, folder):
     lessons = "[{name: short, value: 0.5, completion_criteria: {threshold: 5}}, {name: long, value: 2}]"
     (folder / "lessons.yaml").write_text(
@@ -395,6 +404,7 @@ def test_a_run_continues_from_a_checkpoint_by_its_path_and_from_the_last(fit, fo
     assert steps == [[32, 64], [96, 128, 160, 192]]
 
 
+@pytest.mark.thorough
 def test_version_and_list_start_without_torch(tmp_path):
     check = "assert not {'torch', 'pytorch_lightning'} & set(sys.modules)"
     program = f"import sys; from lightning_rl.cli.main import main; main(sys.argv[1:]); {check}"
@@ -424,6 +434,7 @@ def test_help_is_readable(arguments, words, folder, capfd):
     assert len(out.splitlines()) < 240 and "Traceback" not in out
 
 
+@pytest.mark.thorough
 def test_every_packaged_config_begins_with_a_comment_and_parses(folder, capfd):
     by_algorithm = defaultdict(list)
     for file in sorted(config_folder().rglob("*.yaml")):

@@ -540,6 +540,7 @@ def test_a_process_ends_with_one_line_and_status_2(row, checkpoints):
     assert is_one_line(*run_apart(row[0], checkpoints), row[1:])
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_behind_by_a_wrong_setting(folder, capfd):
     run(FIT + "--model.n_steps 0", capfd)
     run(FIT + TINY + "--model.batch_size 5", capfd)
@@ -551,6 +552,7 @@ def test_debug_shows_the_traceback(folder):
         main([*FIT.split(), "--model.n_steps", "0", "--debug"])
 
 
+@pytest.mark.thorough
 def test_an_error_in_a_loss_of_a_users_own_is_shown_without_the_calls_of_lightning(folder, capfd):
     lines = ("from lightning_rl import PPO", "class Broken(PPO):", "    def loss(self, *given):", "        return [][1]")
     (folder / "broken.py").write_text("\n".join(lines))
@@ -624,6 +626,7 @@ def test_a_mistake_in_an_own_callback_is_shown_with_its_line(own, folder, capfd)
     assert status == 1 and "self.missing.start()" in err and "'Picky' object has no attribute 'missing'" in err
 
 
+@pytest.mark.thorough
 def test_what_own_code_refuses_is_one_line_with_its_place(own, capfd):
     assert run(own("Refusing"), capfd)[2].endswith("error: model.gamma is too odd (own.py:20)\n")
     assert run(FIT + "--trainer.callbacks+=own.Picky", capfd)[2].endswith("error: n must be at least 2 (own.py:35)\n")
@@ -684,7 +687,7 @@ def test_a_shell_sees_the_status_of_a_broken_pipe(folder):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", ["list", "fit --help", TINY_FIT, "compare a --out report.html"])
 def test_a_reader_that_goes_away_ends_the_program_quietly(arguments, folder):
     write_run(folder / "a", {100: [1]})
@@ -694,7 +697,7 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(arguments, folder):
     assert (folder / "report.html").is_file() == ("--out" in arguments)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("arguments", ["list", TINY_FIT])
 def test_output_that_cannot_be_written_is_one_line(arguments, folder):

@@ -71,7 +71,7 @@ def test_help_needs_no_torch(arguments):
     assert subprocess.run([sys.executable, "-c", PROBE, *arguments.split()], capture_output=True).returncode == 0
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

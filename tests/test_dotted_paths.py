@@ -99,6 +99,7 @@ def test_a_config_of_another_person_runs_no_command(mine, capfd):
     assert status == 2 and not (mine / "called").exists(), err
 
 
+@pytest.mark.thorough
 def test_a_function_of_ones_own_file_is_called_and_one_line_says_so_before(mine, capfd):
     options = f"{TINY.replace('64', '32')} --model.env.id mine.note"
     status, out, err = run(f"fit {options}", capfd)
@@ -109,6 +110,7 @@ def test_a_function_of_ones_own_file_is_called_and_one_line_says_so_before(mine,
     assert "calls the function" not in out
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "env_id", ["mpe2.simple_spread_v3", "mpe2.simple_spread_v3.parallel_env", "mpe2.simple_spread_v3.raw_env", "mine.parallel_env"]
 )

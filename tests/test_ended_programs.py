@@ -72,7 +72,7 @@ def test_a_function_that_ends_the_program_in_place_of_building_an_environment_is
         lrl.PPO(quits)
 
 
-@pytest.mark.variants("evaluate")
+@pytest.mark.thorough
 @pytest.mark.parametrize("subcommand", ["evaluate", "record --out a.mp4", "collect --dataset quits/quits-v0", "fit"])
 def test_each_subcommand_that_plays_names_the_environment_that_ends_it(folder, capfd, monkeypatch, subcommand):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))

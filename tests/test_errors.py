@@ -44,6 +44,7 @@ def test_control_characters_are_escaped_and_lines_stay():
     assert str(SettingError(f"a {ORDERS}")) == f"a {SHOWN}"
 
 
+@pytest.mark.thorough
 def test_control_characters_in_a_manifest_are_escaped(folder, capfd):
     assert run(f"fit --model.env.id CartPole-v1 {TINY}", capfd)[0] == 0
     checkpoint = folder / "runs/PPO/CartPole-v1/version_0/checkpoints/last.ckpt"
@@ -74,6 +75,7 @@ def test_control_characters_in_a_line_of_a_run_are_escaped_and_markup_stays(caps
     assert f"[/red] :smile: {SHOWN}\n" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_control_characters_in_names_of_folders_and_sections_are_escaped(folder, capfd):
     assert run(f"fit --model.env.id CartPole-v1 {TINY} --evaluation.every_n_env_steps 32", capfd)[0] == 0
     (folder / "runs/PPO/CartPole-v1/version_0").rename(folder / f"a{ORDERS}")
@@ -97,7 +99,7 @@ def test_a_mapping_without_a_required_setting_is_reported():
         as_settings("env", EnvConfig, {"kwargs": {}})
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("out", ["file", "file/study"])
 def test_a_study_without_a_writable_folder_is_reported(out, folder, capfd):
     (folder / "file").write_text("")
@@ -105,6 +107,7 @@ def test_a_study_without_a_writable_folder_is_reported(out, folder, capfd):
     assert (status, err.count("\n")) == (2, 1) and f"--out {out}: " in err and "name a folder to write to" in err
 
 
+@pytest.mark.thorough
 def test_a_study_whose_storage_is_not_a_database_is_reported(folder, capfd):
     (folder / "study").mkdir()
     (folder / "study" / "study.db").write_text("no database at all, only some text that is long enough for a header of SQLite")

@@ -34,6 +34,7 @@ def test_python_and_the_command_line_find_the_same(model, capfd):
         assert found == [json.loads(out)] * 2 and (found[0]["episodes"], found[0]["env_steps"]) == (7, 16)
 
 
+@pytest.mark.thorough
 def test_the_defaults_of_python_are_those_of_the_command_line(model, capfd):
     assert lrl.evaluate("best.ckpt") == json.loads(run("evaluate --ckpt_path best.ckpt --json", capfd)[1])
 
@@ -71,6 +72,7 @@ def test_a_policy_is_shown_with_its_network_and_spaces():
     assert repr(lrl.load_policy(PPO("CartPole-v1"))) == "Policy(ActorCritic, from Box(4) to Discrete(2))"
 
 
+@pytest.mark.thorough
 def test_a_ready_environment_is_refused(folder):
     model = PPO(gym.make_vec("CartPole-v1", 2), n_steps=8, batch_size=8, n_epochs=1, max_env_steps=16, net_arch=[8])
     with pytest.raises(SettingError, match="evaluate cannot build a ready environment again; train on an id"):

@@ -20,6 +20,7 @@ from tests.fitting import fit, tiny, weights
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_the_unrolled_loop_learns_the_weights_of_ppo(monkeypatch, env_id):
     monkeypatch.syspath_prepend(str(EXAMPLES))

@@ -29,6 +29,7 @@ def trainer(folder, name="a", **settings):
     return lrl.Trainer(default_root_dir=folder, run_name=name, **given)
 
 
+@pytest.mark.thorough
 def test_weights_that_could_not_be_saved_as_the_best_are_not_taken_for_it(tmp_path, monkeypatch):
     run, stage = trainer(tmp_path, callbacks=[Scores([50, 100, 90, 95])]), files.stage
     best = next(each for each in run.callbacks if isinstance(each, BestModel))
@@ -44,6 +45,7 @@ def test_weights_that_could_not_be_saved_as_the_best_are_not_taken_for_it(tmp_pa
     assert torch.load(best.path, weights_only=True)["lightning_rl"]["env_steps"] == 64
 
 
+@pytest.mark.thorough
 def test_a_run_that_cannot_be_resumed_with_other_settings_can_be_resumed_with_its_own(tmp_path):
     def go(steps, **self_play):
         past = {"save_steps": 10, **self_play}
@@ -60,6 +62,7 @@ def test_a_run_that_cannot_be_resumed_with_other_settings_can_be_resumed_with_it
     assert go(160).env_steps == 160 and config.read_bytes() != before
 
 
+@pytest.mark.thorough
 def test_a_renamed_copy_is_kept_and_does_not_interfere(tmp_path):
     checkpoints = tmp_path / "PPO/CartPole-v1/a/checkpoints"
 
@@ -74,6 +77,7 @@ def test_a_renamed_copy_is_kept_and_does_not_interfere(tmp_path):
     assert names == {"64 good", "192", "256"}
 
 
+@pytest.mark.thorough
 def test_the_tables_of_a_run_are_kept_however_the_path_of_its_checkpoint_is_spelled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     last = tmp_path / "runs/PPO/CartPole-v1/a/checkpoints/last.ckpt"
@@ -116,6 +120,7 @@ class Faulty(Duel):
         return obs, dict.fromkeys(reward, float("nan")) if Faulty.steps == 40 else reward, *others
 
 
+@pytest.mark.thorough
 def test_a_reward_that_is_no_number_leaves_the_ratings_numbers(tmp_path):
     model = lrl.PPO(
         lambda: Faulty(), max_env_steps=400, n_steps=16, batch_size=32, net_arch=[8], on_nan="skip_update", self_play={"save_steps": 100}
@@ -131,11 +136,13 @@ def self_play(folder, window, steps, ckpt_path="last", name="a", **evaluation):
     return model.past_selves[0]
 
 
+@pytest.mark.thorough
 def test_self_play_goes_on_with_a_larger_window(tmp_path):
     self_play(tmp_path, 2, 700)
     assert len(self_play(tmp_path, 4, 1_500).snapshots.numbers) == 4
 
 
+@pytest.mark.thorough
 def test_self_play_from_the_best_weights_rates_the_snapshots_that_it_takes_itself(tmp_path):
     pl.seed_everything(1, verbose=False)  # with others the first of two evaluations may be the best
     self_play(tmp_path, 3, 1_200, every_n_env_steps=600, episodes=2)
@@ -144,6 +151,7 @@ def test_self_play_from_the_best_weights_rates_the_snapshots_that_it_takes_itsel
     assert later.snapshots.taken <= 2 and all(other < later.snapshots.taken for _, other in later.results[""].places)
 
 
+@pytest.mark.thorough
 def test_a_frozen_behavior_stays_frozen_however_often_it_is_loaded(tmp_path):
     env, folder = {"id": "tests.agents.Mortal", "num_envs": 2}, tmp_path / "MultiAgent/tests.agents.Mortal"
     trainer(tmp_path, "one").fit(lrl.MultiAgent(env, {name: lrl.Behavior(name, SMALL) for name in "ab"}, 40))
@@ -174,6 +182,7 @@ class Turns(pl.Callback):
         trainer.should_stop = self.seen == self.iterations if self.iterations else self.last == "blue"
 
 
+@pytest.mark.thorough
 def test_other_environments_begin_in_the_same_turn(tmp_path):
     learner = partial(SMALL, self_play={"window": 2, "save_steps": 1_000, "team_change": 100})
 
@@ -193,7 +202,7 @@ def test_two_evaluators_may_differ_in_the_opponent_alone():
     assert one.state_key != two.state_key and "opponent" not in one.state_key  # which older checkpoints name like this
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("envs", [4, 2])
 def test_behaviors_that_replay_are_fitted_again_after_a_checkpoint_and_with_other_environments(tmp_path, envs):
     def model(num_envs, steps):
@@ -253,7 +262,7 @@ def stopped_by_an_error(folder, model, failure, **settings):
 IN_TURN = {"num_actors": 1, "backend": "in_process"}
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algorithm", "own", "steps", "updates"),
     [  # 2 iterations of 16 steps, and 4 steps of 2 environments; but actors and generations count when they are whole
@@ -283,6 +292,7 @@ def test_what_was_learned_before_an_error_of_an_environment_is_saved_and_goes_on
     assert starts_again != (algorithm is lrl.EvolutionStrategies) and "no replay buffer" not in out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC])
 def test_a_run_that_a_callback_ended_after_an_iteration_is_continued_exactly(tmp_path, monkeypatch, algorithm):
     whole = tiny(algorithm)
@@ -302,6 +312,7 @@ def test_gradient_steps_of_an_iteration_that_was_not_finished_are_saved_as_the_u
     assert all(torch.equal(value, saved["state_dict"][name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.thorough
 def test_behaviors_are_saved_before_an_error_of_their_environment_and_go_on(tmp_path, monkeypatch, capsys):
     def model(steps):
         behaviors = {"a": lrl.Behavior("a", SMALL), "b": lrl.Behavior("b", partial(lrl.DQN, learning_starts=10, batch_size=8))}
@@ -317,6 +328,7 @@ def test_behaviors_are_saved_before_an_error_of_their_environment_and_go_on(tmp_
     assert going_on.count >= 200 and "start new episodes: an error ended the run" in out and "no replay buffer" not in out
 
 
+@pytest.mark.thorough
 def test_weights_that_are_nan_when_an_error_comes_do_not_replace_those_that_were_saved(tmp_path, capsys, monkeypatch):
     class Spoils(Failure):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
@@ -330,6 +342,7 @@ def test_weights_that_are_nan_when_an_error_comes_do_not_replace_those_that_were
     assert "the newest weights are NaN or infinite and are not saved" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_run_that_an_error_ends_in_its_first_iteration_leaves_nothing(tmp_path, monkeypatch):
     failure = Failure(monkeypatch)
     failure.on_train_start = lambda *_: setattr(failure, "calls_left", 5)
@@ -349,7 +362,7 @@ class Episodes(pl.Callback):
         self.counts.append(len(model.collector.statistics.returns))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "named", "episodes"),
     [  # before: 4 iterations of 2 environments with 8 episodes of 4 steps, 64 in all
@@ -386,6 +399,7 @@ def test_a_run_that_continues_with_another_task_forgets_the_best_score_and_the_e
     assert saved["env_steps"] == (128 if named is None or "id" in changes else 256 + 128)
 
 
+@pytest.mark.thorough
 def test_an_error_before_the_first_iteration_of_a_model_that_was_trained_before_leaves_its_run_as_it_was(tmp_path):
     class Fails(pl.Callback):
         def on_train_start(self, trainer, model):
@@ -404,6 +418,7 @@ def test_an_error_before_the_first_iteration_of_a_model_that_was_trained_before_
     assert going_on.env_steps == 128
 
 
+@pytest.mark.thorough
 def test_groups_are_saved_before_an_error_of_their_environment_as_interrupted(tmp_path, monkeypatch):
     run = stopped_by_an_error(tmp_path, tiny(lrl.POCA), Failure(monkeypatch))
     saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["lightning_rl"]
@@ -411,6 +426,7 @@ def test_groups_are_saved_before_an_error_of_their_environment_as_interrupted(tm
     assert collector["interrupted"] and collector["episodes"] is None and saved["env_steps"] == collector["env_steps"] == 40
 
 
+@pytest.mark.thorough
 def test_statistics_that_are_infinite_when_an_error_comes_do_not_replace_those_that_were_saved(tmp_path, monkeypatch):
     class Spoils(Failure):
         def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
@@ -424,6 +440,7 @@ def test_statistics_that_are_infinite_when_an_error_comes_do_not_replace_those_t
     assert saved["lightning_rl"]["env_steps"] == 32 and all(value.isfinite().all() for value in saved["state_dict"].values())
 
 
+@pytest.mark.thorough
 def test_a_save_in_which_environments_cannot_be_asked_is_repeated_without_their_episodes(tmp_path, monkeypatch, capsys):
     model = tiny(lrl.IMPALA, actors={"num_actors": 1, "backend": "in_process"})
     state_of, asked = Collector.get_state, iter(range(100))
@@ -444,6 +461,7 @@ def test_a_save_in_which_environments_cannot_be_asked_is_repeated_without_their_
     assert "start new episodes: an error ended the run" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_run_that_an_unknown_metric_ends_is_saved_with_its_replay_buffer(tmp_path):
     run = trainer(tmp_path, evaluation={"every_n_env_steps": 64, "episodes": 1}, checkpoint={"monitor": "val/mine"})
     with pytest.raises(lrl.SettingError, match=r"checkpoint\.monitor 'val/mine' is not a metric of evaluations"):
@@ -452,6 +470,7 @@ def test_a_run_that_an_unknown_metric_ends_is_saved_with_its_replay_buffer(tmp_p
     assert saved["data"]["replay"] is not None
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_lists_the_settings_that_differ_from_the_checkpoint_with_both_values(tmp_path, capfd):
     trainer(tmp_path).fit(SMALL("CartPole-v1", max_env_steps=80))
     capfd.readouterr()

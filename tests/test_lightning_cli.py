@@ -16,6 +16,7 @@ def trained(folder, capfd):
     return folder / "runs" / "PPO" / "CartPole-v1" / "version_0"
 
 
+@pytest.mark.thorough
 def test_validate_plays_the_evaluation_of_the_run_and_test_unseen_episodes(trained, capfd):
     found = [json.loads(run(f"{subcommand} --ckpt_path {trained} --json", capfd)[1]) for subcommand in ("validate", "test", "evaluate")]
     rows = [row.split(",") for row in (trained / "evaluations.csv").read_text().splitlines()[1:]]
@@ -45,6 +46,7 @@ def test_wrong_input_of_validate_is_one_line(spoiled, words, trained, capfd):
     assert status == 2 and words in err and err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_config_may_be_named_as_lightnings_command_line_does(folder, capfd):
     assert (
         run("fit -c ppo/cartpole --model.max_env_steps 7 --print_config", capfd)[:2]

@@ -50,6 +50,7 @@ def test_demonstrations_and_generations_come_without_a_trainer():
     assert np.isfinite(generation.returns).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_looking_at_experience_leaves_a_later_run_as_it_is(algorithm):
     undisturbed, model = tiny(algorithm), tiny(algorithm)

@@ -23,6 +23,7 @@ from lightning_rl import PPO, SAC, CheckpointConfig, EnvConfig, EvaluationConfig
 from tests.fitting import fit, tiny, weights
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
 def test_a_barebones_trainer_learns_the_same_and_leaves_nothing(kind, tmp_path, capsys):
     plain, bare = tiny(PPO), tiny(PPO)
@@ -66,6 +67,7 @@ def modes_of_torch():
     torch.backends.cudnn.benchmark = before[1]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("flags", "holds"),
     [
@@ -170,11 +172,13 @@ def test_callbacks_that_cannot_work_name_the_setting_to_use(callback, instead, t
     assert model.env_steps == 0
 
 
+@pytest.mark.thorough
 def test_a_compiled_module_is_refused_in_one_line(tmp_path):
     with pytest.raises(SettingError, match=r"set compile to true instead$"):
         Trainer(default_root_dir=tmp_path, accelerator="cpu").fit(torch.compile(tiny(PPO)))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("given", [[], ["factor"], [{"note": EnvConfig("Pendulum-v1")}]])
 def test_a_subclass_may_save_its_hyperparameters_as_lightning_shows(given, tmp_path):
     class Saving(SAC):
@@ -220,6 +224,7 @@ def test_what_lightning_and_a_subclass_log_stands_over_environment_steps(tmp_pat
     assert steps["lr-ScheduledAdam"] == [0, 17, 33, 49, 65, 81]  # where an iteration begins
 
 
+@pytest.mark.thorough
 def test_lightnings_command_line_keeps_its_config_next_to_that_of_the_run(tmp_path):
     options = "--model.env.id CartPole-v1 --model.max_env_steps 64 --model.n_steps 8 --model.batch_size 64 --trainer.accelerator cpu"
     options += f" --trainer.default_root_dir {tmp_path} --trainer.enable_progress_bar false --trainer.run_name one"

@@ -204,6 +204,7 @@ def test_early_stopping_follows_evaluations_by_each_of_its_settings(kind, settin
     assert (model.env_steps, stop.stopping_reason) == (16 * evaluations, reason)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_early_stopping_looks_once_at_each_evaluation(kind, tmp_path, monkeypatch):
     looked, stop = [], EarlyStopping("eval/mean_reward")

@@ -69,7 +69,7 @@ def test_the_best_by_evaluations_are_kept_and_known(kind, save_top_k, mode, kept
     assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {path: float(score) for path, score in saver.best_k_models.items()}
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_each_file_has_its_score_in_its_name_and_state_and_is_a_whole_checkpoint(kind, algorithm, tmp_path):

@@ -49,7 +49,7 @@ def written():
 # ---------------------------------------------------------------- commands
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_trains_what_a_file_and_options_describe(kind):
     cli = run(kind, "fit", "--model.gamma", "0.5")
@@ -57,12 +57,14 @@ def test_fit_trains_what_a_file_and_options_describe(kind):
     assert cli.config.fit.model.gamma == 0.5 and isinstance(cli.trainer, kind) and cli.trainer.global_step == 2
 
 
+@pytest.mark.thorough
 def test_later_files_and_then_options_win():
     Path("more.yaml").write_text("model: {gamma: 0.7, gae_lambda: 0.6, n_epochs: 2}")
     cli = run(Trainer, "fit", "--config", "more.yaml", "--model.n_epochs", "3")
     assert (cli.model.gamma, cli.model.gae_lambda, cli.model.n_epochs, cli.model.env_steps) == (0.7, 0.6, 3, 32)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_run_model_and_trainer_are_ready(kind):
     cli = run(kind, None, save_config_callback=None)
@@ -74,6 +76,7 @@ def test_without_a_run_model_and_trainer_are_ready(kind):
     assert cli.model.env_steps == 64 and cli.trainer.max_steps == -1
 
 
+@pytest.mark.thorough
 def test_validate_and_test_play_with_the_weights_and_settings_of_a_checkpoint():
     cli = run(Trainer, "fit", "--trainer.run_name", "one")
     best = cli.trainer.run_folder / "checkpoints" / "best.ckpt"
@@ -88,6 +91,7 @@ def test_a_trainer_of_lightning_names_what_it_lacks_to_validate():
         run(pl.Trainer, "validate")
 
 
+@pytest.mark.thorough
 def test_the_config_goes_before_the_command_too_and_common_files_are_read():
     Path("all.yaml").write_text(yaml.safe_dump({"fit": {**SETTINGS, "trainer": QUIET}, "test": {"trainer": {"max_steps": 9}}}))
     assert LightningCLI(PPO, trainer_class=Trainer, args=["--config", "all.yaml", "fit"], save_config_callback=None).model.env_steps == 32
@@ -102,6 +106,7 @@ def test_settings_come_from_the_environment_of_the_process_where_that_is_asked_f
     assert (cli.model.gamma, cli.model.env_steps) == (0.25, 16)
 
 
+@pytest.mark.thorough
 def test_hooks_around_a_command_are_called():
     class Mine(LightningCLI):
         def before_fit(self):
@@ -123,7 +128,7 @@ def test_settings_may_be_given_as_a_mapping():
 # ---------------------------------------------------------------- models
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["PPO", "lightning_rl.PPO", "lightning_rl.algorithms.ppo.PPO"])
 def test_any_algorithm_is_chosen_by_its_class(name):
     settings = {"model": {"class_path": name, "init_args": SETTINGS["model"]}}
@@ -137,6 +142,7 @@ def test_another_model_may_be_chosen_than_that_of_the_file():
     assert type(cli.model) is SAC and cli.model.gamma == 0.5 and cli.model.env.id == "Pendulum-v1"
 
 
+@pytest.mark.thorough
 def test_linked_arguments_are_computed_and_saved():
     class Linking(LightningCLI):
         def add_arguments_to_parser(self, parser):
@@ -148,6 +154,7 @@ def test_linked_arguments_are_computed_and_saved():
     assert cli.model.batch_size == cli.model.hparams["batch_size"] == 16
 
 
+@pytest.mark.thorough
 def test_the_seed_makes_runs_alike():
     first, second, other = (run(Trainer, "fit", "--seed_everything", str(seed), save_config_callback=None) for seed in (5, 5, 6))
     assert torch.equal(weights(first.model), weights(second.model)) and not torch.equal(weights(first.model), weights(other.model))
@@ -267,6 +274,7 @@ def test_the_config_of_the_command_line_is_saved_with_the_run_or_not(arguments, 
         assert (stored["seed_everything"], stored["model"]["n_steps"], stored["trainer"]["max_epochs"]) == (3, 8, -1)
 
 
+@pytest.mark.thorough
 def test_a_trainer_of_lightning_overwrites_no_config_unless_that_is_asked_for():
     run(pl.Trainer)
     assert written() == ["config.yaml"]
@@ -275,6 +283,7 @@ def test_a_trainer_of_lightning_overwrites_no_config_unless_that_is_asked_for():
     run(pl.Trainer, save_config_kwargs={"overwrite": True})
 
 
+@pytest.mark.thorough
 def test_a_callback_may_save_the_config_elsewhere():
     class Saving(SaveConfigCallback):
         def save_config(self, trainer, pl_module, stage):
@@ -285,6 +294,7 @@ def test_a_callback_may_save_the_config_elsewhere():
     assert saved == [(8, "fit", 0)]
 
 
+@pytest.mark.thorough
 def test_a_fast_run_for_developers_saves_no_config():
     run(Trainer, "fit", "--trainer.fast_dev_run", "1")
     assert written() == []

@@ -288,6 +288,7 @@ def test_weights_that_do_not_fit_are_refused_before_any_is_taken(tmp_path):
     assert torch.equal(weights(other), before)
 
 
+@pytest.mark.thorough
 def test_test_plays_unseen_episodes_whatever_evaluator_the_run_has(tmp_path):
     several = MultiEvaluator([RolloutEvaluator(16, episodes=1), RolloutEvaluator(16, episodes=1, deterministic=False)])
     model = tiny(PPO, "CartPole-v1")
@@ -354,6 +355,7 @@ class Logs(PPO):
         self.log("val/hidden", 2.0, logger=False)
 
 
+@pytest.mark.thorough
 def test_a_metric_of_torchmetrics_counts_one_evaluation_and_what_is_not_for_loggers_reaches_none(tmp_path):
     trainer = trainer_of(tmp_path)
     model = tiny(Logs)

@@ -254,6 +254,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.thorough
 def test_all_ranks_of_a_script_find_the_folder_of_each_run(tmp_path):
     (tmp_path / "script.py").write_text(DDP_SCRIPT)
     out, err = Apart("script.py", tmp_path, os.environ | {"PYTHONPATH": str(ROOT)}).communicate(timeout=120)

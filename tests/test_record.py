@@ -68,6 +68,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.thorough
 def test_out_is_a_file_or_a_folder(folder, capfd, checkpoint):
     (folder / "there.gif").mkdir()
     path = checkpoint()
@@ -137,12 +138,14 @@ def test_without_ffmpeg_the_extra_is_named(folder, capfd, checkpoint, monkeypatc
     assert (status, out, err) == (2, "", f'error: {needs}; run: pip install "lightning_rl[video]"\n')
 
 
+@pytest.mark.thorough
 def test_a_machine_without_a_display_records_and_prints_nothing_on_stderr(folder, checkpoint):
     env = {name: value for name, value in os.environ.items() if name not in ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY")}
     status, out, err = run_apart(f"record --ckpt_path {checkpoint()} --out a.mp4 --max_episode_steps 2", folder, env)
     assert (status, err) == (0, "") and out.startswith("a.mp4: return 2.00, length 2, seed 20000\n")
 
 
+@pytest.mark.thorough
 def test_a_game_whose_learner_leaves_early_has_a_video_up_to_there(folder, capfd, checkpoint):
     path = checkpoint("tests.agents.FilmedElimination")
     status, out, err = run(f"record --import tests.agents --ckpt_path {path} --episodes 3 --seed 0", capfd)

@@ -434,6 +434,7 @@ def test_a_finished_run_that_is_extended_is_the_longer_run(algorithm, env, tmp_p
     assert_equal_runs(expected, found)
 
 
+@pytest.mark.thorough
 def test_a_run_that_continues_in_another_folder_takes_its_replay_buffer_along(tmp_path):
     env = {"id": "Pendulum-v1"}
     expected = run(tmp_path / "whole", SAC, env, {})

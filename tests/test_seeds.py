@@ -57,6 +57,7 @@ def stamps(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.thorough
 def test_each_run_is_the_one_that_is_trained_alone_and_a_table_shows_all(folder, capfd):
     for seed in (3, 4):
         assert run(f"{CARTPOLE} --seed_everything {seed} --trainer.run_name alone_{seed}", capfd)[0] == 0
@@ -95,6 +96,7 @@ def test_seeds_are_named_run_one_after_the_other_and_those_that_ended_stay_as_th
     assert stamps(RUNS / "mine_seed_2") != before[2]
 
 
+@pytest.mark.thorough
 def test_the_run_of_a_seed_that_saved_its_best_weights_alone_begins_again_only_with_the_same_settings(folder, capfd):
     command = f"{CARTPOLE} --seeds [7]"
     assert run(command, capfd)[0] == 0
@@ -109,6 +111,7 @@ def test_the_run_of_a_seed_that_saved_its_best_weights_alone_begins_again_only_w
     assert run(f"{command} --ckpt_path last", capfd)[0] == 0 and left_by(home) == ended
 
 
+@pytest.mark.thorough
 def test_runs_that_fail_leave_the_others_alone_and_one_line_names_them(folder, capfd):
     (folder / "faulty.py").write_text(FAULTY)
     command = f"fit --model.env.id faulty:Faulty-v0 {TINY} --seeds 3 --jobs 2"
@@ -246,6 +249,7 @@ class Edit(pl.Callback):
 '''
 
 
+@pytest.mark.thorough
 def test_a_config_file_that_changes_meanwhile_changes_no_later_run(folder, capfd):
     Path("late.py").write_text(LATE)
     Path("mine.yaml").write_text("model: {init_args: {learning_rate: 1e-3}}")

@@ -87,6 +87,7 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_run_that_continues_ma
     assert [int(row["env_steps"]) for row in read_rows(run / "evaluations.csv")] == [1024] * 3000 + [1152] * 3000
 
 
+@pytest.mark.thorough
 def test_a_second_signal_is_not_waited_for_and_the_checkpoint_before_stays(folder):
     process = start(folder, "--model.max_env_steps 1e7 --model.n_epochs 1000 --checkpoint.every_n_env_steps 128")
     while not [*folder.rglob("last.ckpt")]:

@@ -54,6 +54,7 @@ def test_init_from_takes_the_weights_of_another_run_and_counts_from_zero(tmp_pat
     assert [name for name, value in model.state_dict().items() if not torch.equal(value, theirs[name])] == []
 
 
+@pytest.mark.thorough
 def test_a_runs_folder_stands_for_its_best_checkpoint(folder, capfd, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
     assert run(f"fit --model.env.id CartPole-v1 {TINY} --evaluation.every_n_env_steps 32", capfd)[0] == 0
@@ -117,6 +118,7 @@ def test_impossible_starts_are_refused_in_one_line(folder, capfd, options, messa
     assert (status, err.count("\n")) == (2, 1) and message in err, err
 
 
+@pytest.mark.thorough
 def test_a_named_run_is_not_overwritten_unless_forced_and_can_be_continued(folder, capfd):
     named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
     assert run(named, capfd)[::2] == (0, "")
@@ -131,6 +133,7 @@ def test_a_named_run_is_not_overwritten_unless_forced_and_can_be_continued(folde
     assert len(metrics.read_text().splitlines()) < len(before.splitlines())
 
 
+@pytest.mark.thorough
 def test_ckpt_path_last_restarts_a_named_run_that_was_killed_before_it_saved(folder, capfd):
     named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
     assert run(named, capfd)[::2] == (0, "")
@@ -145,7 +148,7 @@ def test_ckpt_path_last_restarts_a_named_run_that_was_killed_before_it_saved(fol
     assert len((home / "metrics.csv").read_text().splitlines()) == len(rows.splitlines()) and last_generation(home / "checkpoints")
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("kept", ["best.ckpt", "best.previous.ckpt", "env_steps=32.ckpt"])
 def test_a_named_run_that_saved_no_last_checkpoint_is_not_replaced_and_the_line_names_the_one_that_is_there(folder, capfd, kept):
     named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
@@ -181,6 +184,7 @@ def test_a_name_is_free_after_a_run_whose_demonstrations_were_not_found(folder, 
     assert errors[0] == errors[1] and "nobody/nothing-v0" in errors[0], errors
 
 
+@pytest.mark.thorough
 def test_a_run_in_a_folder_where_another_process_trains_ends_in_one_line_and_changes_nothing(folder, capfd):
     named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
     assert run(named, capfd)[0] == 0
@@ -253,7 +257,7 @@ def test_a_refused_start_leaves_no_folder(folder, capfd, options):
 LIMITS = ["--trainer.max_steps 1", "--trainer.max_time.milliseconds 1", "--trainer.max_epochs 1 --trainer.limit_train_batches 1"]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints_whatever_ended_it(folder, capfd, limit):
     status, out, _ = run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.logger false {limit}", capfd)
@@ -264,6 +268,7 @@ def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints_whatev
     assert not (folder / "runs/PPO/CartPole-v1/version_0/metrics.csv").exists()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("flag", ["--evaluation null", "--trainer.limit_val_batches 0"])
 def test_evaluations_are_switched_off_by_our_setting_and_by_lightnings(flag, folder, capfd):
     assert run(f"fit {TINY} --model.env.id CartPole-v1", capfd)[0] == 0
@@ -282,6 +287,7 @@ def test_force_never_removes_a_folder_that_is_not_a_run(tmp_path):
     assert (mine / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.thorough
 def test_the_command_that_continues_a_run_names_it_among_others(folder, capfd):
     fit = "fit --model A2C --model.env.id CartPole-v1 --model.max_env_steps 80 --evaluation.episodes 1 --trainer.max_steps 1"
     status, out, _ = run(fit, capfd)
@@ -293,7 +299,7 @@ def test_the_command_that_continues_a_run_names_it_among_others(folder, capfd):
     assert steps == ["80", "40"]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [{}, {"run_name": "mine"}, {"run_name": "my run", "default_root_dir": "other place"}])
 def test_the_command_that_a_program_prints_continues_the_run_of_that_program(folder, capfd, arguments):
     for steps in (1, 1, 1) if not arguments else (1,):
@@ -318,6 +324,7 @@ print("imported:", *sorted({UNUSED} & set(sys.modules)))
 """
 
 
+@pytest.mark.thorough
 def test_a_plain_run_imports_nothing_that_it_does_not_use(tmp_path):
     variables = {**os.environ, "PYTHONWARNINGS": "ignore"}
     result = subprocess.run([sys.executable, "-c", PLAIN_RUN], capture_output=True, text=True, cwd=tmp_path, env=variables)

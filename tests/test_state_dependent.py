@@ -220,7 +220,7 @@ def test_exploration_is_smooth_while_a_state_stays_and_its_mean_acts_when_asked(
     assert len(np.unique(drawn)) == 20  # each call is a function of its own
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize(("algorithm", "action"), [(PPO, "box"), (SAC, "hybrid")])
 def test_an_exported_file_does_the_same_as_the_policy(algorithm, action, format, tmp_path):

@@ -95,6 +95,7 @@ def test_the_root_of_all_runs_can_be_set(fit, folder):
     assert str(fit(default_root_dir=folder / "elsewhere").run_folder) == str(folder / "elsewhere/PPO/CartPole-v1/version_0")
 
 
+@pytest.mark.thorough
 def test_last_continues_in_its_folder_with_counters_and_without_rows_beyond_the_checkpoint(fit, folder):
     run = fit(checkpoint=CheckpointConfig(every_n_env_steps=64), max_env_steps=96).run_folder
     first = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
@@ -385,6 +386,7 @@ def wandb_online(monkeypatch):
     wandb.teardown()
 
 
+@pytest.mark.thorough
 def test_an_offline_wandb_logger_calls_no_server(fit, folder, wandb_online, capfd):
     fit(logger=WandbLogger(offline=True, save_dir=folder), evaluation=None)
     out, err = capfd.readouterr()
@@ -455,6 +457,7 @@ def test_a_function_that_builds_environments_names_the_folder(fit):
     )
 
 
+@pytest.mark.thorough
 def test_a_run_prints_its_folder_and_no_progress_without_a_progress_bar(fit, capsys):
     fit(enable_progress_bar=True)
     out = capsys.readouterr().out.splitlines()
@@ -541,6 +544,7 @@ def test_settings_may_be_mappings_in_python_too(fit):
     assert len(read_rows(trainer.run_folder / "evaluations.csv")) == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_a_run_whose_folder_is_deleted_writes_it_again_and_can_be_continued(fit, folder, capfd, algorithm):
     class Delete(pl.Callback):

@@ -62,6 +62,7 @@ def test_a_disk_that_is_full_at_the_end_of_a_run_costs_a_status_and_the_steps_si
     assert torch.load(folder / "mine.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 96
 
 
+@pytest.mark.thorough
 def test_self_play_on_a_disk_that_is_full_counts_what_is_lost(folder):
     model = lrl.PPO(
         {"id": "lightning_rl.envs.games.tic_tac_toe", "num_envs": 2},

@@ -106,7 +106,7 @@ def test_rollouts_are_at_most_as_old_as_the_settings_allow_however_slow_learning
     assert lags[-1] == max(lags) == 4  # queue_factor + num_actors / rollouts_per_batch
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [IMPALA, EvolutionStrategies])
 def test_an_environment_with_other_spaces_than_the_model_is_an_error_and_no_process_stays_behind(algorithm):
     model = tiny(algorithm, actors={"num_actors": 1, "backend": "processes"})
@@ -230,5 +230,6 @@ BuildRegistered(lambda *_: make_env(EnvConfig("ALE/Pong-v5")).close(), spec)(0, 
 """Registers an environment of a package, as the process of an actor does."""
 
 
+@pytest.mark.thorough
 def test_an_actor_prints_nothing_about_environments_that_a_package_registers_too(tmp_path):
     assert run_python(("-c", ALONE), "", tmp_path) == (0, "", "")

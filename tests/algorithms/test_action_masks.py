@@ -115,6 +115,7 @@ def test_no_illegal_action_is_ever_taken_in_training_or_evaluation(name, autores
         assert all(torch.isfinite(leaf).all() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_a_worker_that_takes_only_legal_actions_is_never_replaced(algorithm):
     model = tiny_choosy(algorithm, choosy("nested", "method", vectorization="async"))
@@ -131,6 +132,7 @@ def test_a_worker_that_takes_only_legal_actions_is_never_replaced(algorithm):
 # ---------------------------------------------------------------- what is stored
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", ["info", "key"])
 def test_a_rollout_holds_the_masks_of_its_observations(way, mode):
@@ -150,6 +152,7 @@ def expected_over(rollout):
     return ~rollout.valid & (where[..., 0] % 3 != 1)  # episodes end by termination, truncation, both
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", [False, True])
 @pytest.mark.parametrize("n_steps, frames", [(1, None), (3, None), (1, 2), (3, 2)])
@@ -498,6 +501,7 @@ FIT = (
 )
 
 
+@pytest.mark.thorough
 def test_the_command_line_trains_and_evaluates_with_masks(folder, capfd):
     assert run(FIT, capfd)[0] == 0
     (checkpoint,) = folder.rglob("best.ckpt")
@@ -505,6 +509,7 @@ def test_the_command_line_trains_and_evaluates_with_masks(folder, capfd):
     assert status == 0 and json.loads(out.splitlines()[-1])["episodes"] == 4
 
 
+@pytest.mark.thorough
 def test_the_command_line_says_in_one_line_where_nothing_is_legal(folder, capfd):
     status, _, said = run(FIT + "--model.env.kwargs.stuck 2", capfd)
     line = "error: environment 0 of tests.environments:Choosy-v0 allows no action: its action_mask is all false"
@@ -529,6 +534,7 @@ def test_an_evaluation_without_masks_is_refused_for_a_model_with_masks():
         evaluator.play(model)
 
 
+@pytest.mark.thorough
 def test_our_trainer_runs_evaluates_and_saves_with_masks_of_all_kinds(tmp_path):
     evaluation = EvaluationConfig(every_n_env_steps=32, episodes=2, num_envs=2)
     trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False, evaluation=evaluation)

@@ -119,6 +119,7 @@ def test_one_episode_of_any_actions_is_learned_by_heart(observation, action):
     assert {"train/accuracy", "train/mean_abs_deviation"} & last.keys()
 
 
+@pytest.mark.thorough
 def test_the_clone_of_a_rule_balances_as_it_does():
     pl.seed_everything(1, verbose=False)
     model, rows = BehavioralCloning("CartPole-v1", dataset=CARTPOLE, max_updates=600, learning_rate=3e-3), Rows()
@@ -166,6 +167,7 @@ def test_rows_that_fill_up_a_sequence_weigh_nothing():
     assert found[0][:2] == found[1][:2] and torch.equal(found[0][2], found[1][2])
 
 
+@pytest.mark.thorough
 def test_masks_of_demonstrations_are_learned_with():
     masked, plain = (
         tiny(BehavioralCloning, "tests.environments:Choosy-v0", dataset=[each._replace(**without) for each in demonstrations])
@@ -195,6 +197,7 @@ def test_statistics_are_those_of_what_is_learned_from_and_nothing_is_stepped():
         assert model.env_steps == model.episodes == 0
 
 
+@pytest.mark.thorough
 def test_the_value_function_does_not_learn_and_ppo_begins_with_the_policy(tmp_path):
     model = tiny(BehavioralCloning, "CartPole-v1", dataset=CARTPOLE, normalize_obs="running")
     before = {name: value.clone() for name, value in model.network.critic.state_dict().items()}
@@ -225,6 +228,7 @@ def test_a_run_counts_updates(tmp_path, capsys):
     assert "to learn from" in out
 
 
+@pytest.mark.thorough
 def test_a_finished_run_reports_its_count_and_can_be_made_longer(tmp_path, capsys):
     cloned(tmp_path)
     cloned(tmp_path, ckpt_path="last")
@@ -234,6 +238,7 @@ def test_a_finished_run_reports_its_count_and_can_be_made_longer(tmp_path, capsy
     assert [row["updates"] for row in read_rows(trainer.run_folder / "metrics.csv") if row["train/loss"]] == ["16", "32", "40", "50"]
 
 
+@pytest.mark.thorough
 def test_other_demonstrations_are_learned_from_after_a_word(tmp_path, capsys):
     cloned(tmp_path)
     model, _ = cloned(tmp_path, ckpt_path="last", max_updates=50, dataset=CARTPOLE)
@@ -285,6 +290,7 @@ def test_parts_of_an_action_are_logged_by_their_names():
 # ---------------------------------------------------------------- settings and the command line
 
 
+@pytest.mark.thorough
 def test_settings_without_a_meaning_here_do_not_exist(folder, capfd):
     with pytest.raises(SettingError, match="gamma is not a setting of BehavioralCloning"):
         BehavioralCloning("CartPole-v1", dataset=CARTPOLE, gamma=0.9)
@@ -330,6 +336,7 @@ def test_given_demonstrations_are_not_stored_and_a_name_is(tmp_path):
     assert BehavioralCloning("CartPole-v1", dataset="cartpole/expert-v0").hparams["dataset"] == "cartpole/expert-v0"
 
 
+@pytest.mark.thorough
 def test_a_clone_is_trained_and_evaluated_from_the_command_line(folder, capfd, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
     recorder = RecordEpisodes(gym.make("CartPole-v1", max_episode_steps=150))
@@ -349,6 +356,7 @@ def test_a_clone_is_trained_and_evaluated_from_the_command_line(folder, capfd, m
     assert result["env_steps"] == 0 and result["updates"] in (50, 100) and result["return_mean"] <= 20
 
 
+@pytest.mark.thorough
 def test_a_policy_is_collected_cloned_and_trained_on_from_the_command_line(folder, capfd, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
     quick = "--evaluation.episodes 2 --evaluation.max_episode_steps 20 --trainer.accelerator cpu"

@@ -18,7 +18,7 @@ def shown(action, episodes=4):
     return [lrl.Demonstration(obs, np.full(4, action), np.zeros(4), *flags)] * episodes
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("learner", [PPO, A2C, SAC])
 def test_one_behavior_clones_demonstrations_and_the_other_does_not(learner, tmp_path):
     cloning = {"demo_path": shown(1), "strength": 30.0, "batch_size": 16}
@@ -31,6 +31,7 @@ def test_one_behavior_clones_demonstrations_and_the_other_does_not(learner, tmp_
     assert different(plain.algorithms["b"], cloned.algorithms["b"]) == []  # what a does changes nothing that b sees
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("learner", [PPO, SAC])
 def test_one_behavior_imitates_by_gail_and_continues_exactly(learner, tmp_path, capsys):
     imitates = partial(learner, reward_signals={"extrinsic": None, "gail": {"demo_path": shown(1), "use_actions": True}})

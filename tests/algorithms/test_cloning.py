@@ -42,6 +42,7 @@ def test_on_policy_all_demonstrations_come_three_times_after_each_iteration():
     assert logged[-1]["behavioral_cloning/loss"] < logged[0]["behavioral_cloning/loss"]
 
 
+@pytest.mark.thorough
 def test_off_policy_one_minibatch_follows_each_update():
     assert steps_made(SAC, {})[0] == UPDATES[SAC]
     assert steps_made(SAC, {"n_epochs": 2, "samples_per_update": 16})[0] == UPDATES[SAC] * 2 * 2
@@ -49,6 +50,7 @@ def test_off_policy_one_minibatch_follows_each_update():
     assert steps_made(SAC, {"samples_per_update": 0})[0] == UPDATES[SAC] * (rows // 8)
 
 
+@pytest.mark.thorough
 def test_with_offline_learning_one_minibatch_follows_each_update_and_steps_are_updates(capsys):
     assert steps_made(IQL, {})[0] == 96
     made, logged = steps_made(IQL, {"steps": 48}, learning_rate=0.01)

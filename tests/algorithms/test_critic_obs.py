@@ -91,6 +91,7 @@ def test_a_policy_acts_without_what_only_the_critic_gets(algorithm, normalize_ob
     assert model({"number": number[None]}).shape == (1,)
 
 
+@pytest.mark.thorough
 def test_a_policy_with_a_memory_and_a_critic_that_sees_more_trains_and_continues_exactly(tmp_path):
     settings = {"memory": lrl.LSTM(4, 4)}
     whole, parts, again = (told(lrl.PPO, **settings) for _ in range(3))
@@ -139,7 +140,7 @@ def test_masks_are_no_part_of_what_critics_see_jointly():
     assert env.look_jointly("all").tolist() == [0, 0, 1, 0, 1, 1]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["all", "state"])
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC])
 def test_agents_whose_critics_see_more_train_act_and_continue_exactly(tmp_path, kind, algorithm):
@@ -210,7 +211,7 @@ def test_hidden_observations_are_copied_nowhere_else():
     assert given.keys() == {"number"}
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC])
 def test_an_exported_policy_has_no_input_for_what_only_the_critic_gets(algorithm, tmp_path):
     trainer = fit(told(algorithm), tmp_path, evaluation=lrl.EvaluationConfig(episodes=2, every_n_env_steps=128))
@@ -218,6 +219,7 @@ def test_an_exported_policy_has_no_input_for_what_only_the_critic_gets(algorithm
     assert [(port["name"], port["shape"]) for port in described["inputs"]] == [("number", ["batch", 2])]
 
 
+@pytest.mark.thorough
 def test_the_policy_of_one_behavior_is_exported_under_its_name(tmp_path):
     learner = {"class_path": "PPO", "init_args": {"n_steps": 8, "batch_size": 16, "critic_obs": "all", **SMALL}}
     behaviors = {name: {"agents": name, "learner": learner} for name in "ab"}

@@ -18,6 +18,7 @@ def learned(algorithm, **settings):
     return weights(model)
 
 
+@pytest.mark.thorough
 def test_tqc_is_sac_with_quantiles_of_which_the_greatest_are_dropped():
     assert torch.equal(learned(TQC), learned(SAC, n_quantiles=25, drop_quantiles=2))
     assert torch.equal(learned(TQC, n_quantiles=None, drop_quantiles=0), learned(SAC))

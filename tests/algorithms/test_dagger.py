@@ -54,6 +54,7 @@ def test_what_is_imitated_is_the_most_likely_action_of_the_teacher_where_the_stu
     assert len(seen) == model.updates > 0
 
 
+@pytest.mark.thorough
 def test_a_student_agrees_with_its_teacher_in_the_end(teachers):
     model = student(teachers["choices"], max_env_steps=3000, learning_rate=0.02, batch_size=64)
     logger = Rows()

@@ -92,7 +92,7 @@ def test_policies_with_memory_learn_to_remember(memory):
     assert action.tolist() == [0, 1]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("action, best", [("discrete", [0, 1]), ("box", [-0.5, 0.5])])
 def test_the_best_action_of_each_observation_is_learned(action, best):
     settings = {"learning_rate": 0.03, "sigma": 0.1, "shaping": "centred_ranks", "l2": 0.0, "env": {"kwargs": {"action": action}}}

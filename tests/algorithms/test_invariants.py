@@ -169,6 +169,7 @@ def test_batches_of_one_row_and_rows_that_do_not_count_give_numbers(algorithm, a
         assert not all(map(torch.equal, actor, model.network.actor.parameters()))  # one advantage alone is not cut to zero
 
 
+@pytest.mark.variants
 @every_algorithm
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
 def test_running_statistics_count_each_valid_row_once(algorithm, autoreset):
@@ -232,6 +233,7 @@ def test_a_run_ends_after_its_valid_steps_though_reset_rows_take_longer(algorith
     assert (trainer.global_step, model.env_steps) == (8, 96)
 
 
+@pytest.mark.variants
 @every_algorithm
 def test_schedules_follow_environment_steps_whatever_the_number_of_environments(algorithm):
     def rates(num_envs: int) -> list[tuple[int, float, float]]:
@@ -310,7 +312,7 @@ def test_the_critic_alone_learns_while_it_is_burnt_in(algorithm, steps, actor_mo
     assert not all(map(torch.equal, critic, model.network.critic.parameters()))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("algorithm", "settings"), [(PPO, {"n_epochs": 50}), (A2C, {"n_steps": 1, "use_rms_prop": False})])
 def test_the_first_step_after_a_burn_in_is_as_long_as_the_learning_rate(algorithm, settings):
     """Adam's is lr · g / |g|; a thousand steps of gradient 0 before it would make it 2.5 times as long, ten of them half as long."""

@@ -51,6 +51,7 @@ def test_wrappers_stored_in_a_file_cannot_run_code(saved, tmp_path):
     assert not proof.exists()
 
 
+@pytest.mark.thorough
 def test_an_environment_with_an_argument_that_no_file_can_hold_is_not_stored_as_another_one(tmp_path):
     env = EnvConfig("CartPole-v1", num_envs=3, wrappers=[{"class_path": "TransformReward", "init_args": {"func": abs}}])
     trainer = fit(PPO(env, n_steps=8, batch_size=12, max_env_steps=24))

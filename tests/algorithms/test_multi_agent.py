@@ -87,12 +87,14 @@ def test_iterations_have_their_own_length_and_a_batch_holds_those_that_are_full(
     assert (model.algorithms["a"].updates, model.algorithms["b"].updates, model.updates) == (3, 2, 5)
 
 
+@pytest.mark.thorough
 def test_each_behavior_learns_as_often_as_it_would_alone(tmp_path):
     model = made()
     fit(model, tmp_path)
     assert model.algorithms["a"].updates == 96 // 12 and model.algorithms["b"].updates == (96 - 8) // 4
 
 
+@pytest.mark.thorough
 def test_steps_count_copies_and_those_of_a_behavior_the_agents_that_were_there(tmp_path):
     model = made(Mortal, max_env_steps=48)
     fit(model, tmp_path)
@@ -100,6 +102,7 @@ def test_steps_count_copies_and_those_of_a_behavior_the_agents_that_were_there(t
     assert model.algorithms["b"].env_steps == 24  # it is there in the first two of four steps
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("other", [DQN, PPO, A2C])
 def test_a_behavior_learns_bit_for_bit_what_it_learns_without_the_others(tmp_path, other):
     alone, beside = made(OnlyA, a=PPO), made(Together, a=PPO, b=other)
@@ -114,6 +117,7 @@ def test_a_run_leaves_the_precision_of_products_as_it_was(tmp_path, monkeypatch)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+@pytest.mark.thorough
 def test_the_order_of_behaviors_changes_nothing(tmp_path):
     one, other = made(a=PPO, b=DQN), made(b=DQN, a=PPO)
     fit(one, tmp_path / "one")
@@ -143,6 +147,7 @@ def test_a_frozen_behavior_acts_and_does_not_learn(tmp_path):
     assert lrl.load_policy(run, behavior="b").act(obs)[0] == lrl.load_policy(trainer.run_folder, behavior="b").act(obs)[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_run_with_a_frozen_behavior_continues_exactly(tmp_path, stop):
     run = trained(tmp_path / "first")
@@ -153,6 +158,7 @@ def test_a_run_with_a_frozen_behavior_continues_exactly(tmp_path, stop):
     assert different(whole, again) == []
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_holds_a_frozen_policy_too_and_its_config_names_where_it_comes_from(tmp_path):
     run = trained(tmp_path / "first")
     trainer = fit(beside_frozen(run), tmp_path / "second")
@@ -163,6 +169,7 @@ def test_a_checkpoint_holds_a_frozen_policy_too_and_its_config_names_where_it_co
         beside_frozen(run)
 
 
+@pytest.mark.thorough
 def test_a_frozen_policy_that_cannot_play_these_agents_is_one_line(tmp_path):
     run = trained(tmp_path / "first")
     with pytest.raises(SettingError, match=r"behavior b: .* was trained with other observations or actions than these agents have"):
@@ -191,7 +198,7 @@ LESSONS = {
 }
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("stop", [1, 2, 5])
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_continues_exactly_in_the_middle_of_another_behaviors_iteration(tmp_path, case, stop, capsys):
@@ -208,6 +215,7 @@ def test_a_run_continues_exactly_in_the_middle_of_another_behaviors_iteration(tm
     assert [each.state_dict() for each in continued.curriculum] == [each.state_dict() for each in whole.curriculum]
 
 
+@pytest.mark.thorough
 def test_the_replay_buffer_of_a_behavior_with_several_agents_comes_back(tmp_path, capsys):
     def squads():
         pl.seed_everything(3, verbose=False)
@@ -222,6 +230,7 @@ def test_the_replay_buffer_of_a_behavior_with_several_agents_comes_back(tmp_path
     assert "no replay buffer" not in out and "new episodes" not in out and different(whole, continued) == []
 
 
+@pytest.mark.thorough
 def test_metrics_of_behaviors_stand_under_their_names(tmp_path):
     evaluation = lrl.EvaluationConfig(every_n_env_steps=48, episodes=2)
     trainer = fit(made(), tmp_path, evaluation=evaluation, logger=True)
@@ -245,6 +254,7 @@ class Paid(Together):
         return 1.0 if agent == "a" else 2.0
 
 
+@pytest.mark.thorough
 def test_evaluate_shows_the_returns_of_each_behavior(tmp_path, capfd):
     run = fixed_pay(tmp_path)
     status, out, err = command(f"evaluate --ckpt_path {run} --episodes 3 --json", capfd)
@@ -398,6 +408,7 @@ def test_games_of_turns_are_refused_in_one_line():
         lrl.MultiAgent("tests.agents.InTurn", {"all": {"agents": "*", "learner": "PPO"}})
 
 
+@pytest.mark.thorough
 def test_a_run_continues_with_its_behaviors_in_another_order(tmp_path):
     whole = made(a=PPO, b=DQN)
     fit(whole, tmp_path / "whole")
@@ -407,6 +418,7 @@ def test_a_run_continues_with_its_behaviors_in_another_order(tmp_path):
     assert different(whole, again) == []
 
 
+@pytest.mark.thorough
 def test_successes_of_an_open_iteration_come_back(tmp_path):
     def successes(model, folder, *callbacks, **settings):
         kept = {}
@@ -576,6 +588,7 @@ def test_a_learner_that_asks_for_no_more_batches_ends_the_run(tmp_path):
     assert model.updates == 0
 
 
+@pytest.mark.thorough
 def test_frozen_behaviors_count_in_no_mean(tmp_path):
     run = trained(tmp_path / "first")
     evaluation = lrl.EvaluationConfig(every_n_env_steps=48, episodes=2)
@@ -589,6 +602,7 @@ def test_frozen_behaviors_count_in_no_mean(tmp_path):
     assert 6 <= lrl.evaluate(trainer.run_folder, episodes=2)["return_mean"] <= 6.4
 
 
+@pytest.mark.thorough
 def test_rows_are_planned_by_the_iterations_of_those_that_learn(tmp_path):
     run, found = trained(tmp_path / "first"), []
 
@@ -654,6 +668,7 @@ class BrokenB(Together):
         return float("nan") if agent == "b" else 1.0
 
 
+@pytest.mark.thorough
 def test_the_nans_in_a_row_of_a_frozen_behavior_are_counted_on_in_a_continued_run(tmp_path):
     careful = partial(PPO, on_nan="skip_update")
     run = fit(made(a=careful, b=careful), tmp_path / "first", evaluation=lrl.EvaluationConfig(every_n_env_steps=48, episodes=2)).run_folder

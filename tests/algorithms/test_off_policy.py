@@ -245,6 +245,7 @@ def test_environments_that_do_not_divide_an_iteration_shorten_it():
     assert (model.env_steps, model.updates) == (105, 90)
 
 
+@pytest.mark.variants
 @every_algorithm
 def test_every_step_is_made_with_the_newest_weights(algorithm, monkeypatch):
     settings = {"exploration_initial_eps": 0.0, "exploration_final_eps": 0.0} if algorithm is DQN else {}
@@ -364,6 +365,7 @@ def test_the_policy_of_td3_waits_for_its_critics():
 # ---------------------------------------------------------------- what must change nothing
 
 
+@pytest.mark.variants
 @every_algorithm
 def test_evaluation_changes_nothing_that_is_learned(algorithm):
     def run(callbacks: list[pl.Callback]) -> list[torch.Tensor]:
@@ -394,7 +396,7 @@ def test_a_checkpoint_brings_targets_and_temperature_back_for_the_next_run(algor
 # ---------------------------------------------------------------- spaces
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "algorithm, observation, action",
     [
@@ -421,6 +423,7 @@ def test_every_space_is_learned_in_and_its_policy_acts(algorithm, observation, a
         assert model.spaces.action.contains(legal)
 
 
+@pytest.mark.thorough
 def test_actions_that_a_mask_rules_out_are_not_taken(tmp_path):
     for algorithm in (SAC, DQN):
         model = tiny(algorithm)
@@ -447,6 +450,7 @@ def test_the_temperature_rises_where_entropy_is_too_low_and_falls_where_it_is_to
     assert all((later > earlier) == rises for earlier, later in pairwise(alphas))
 
 
+@pytest.mark.thorough
 def test_each_kind_of_action_has_a_temperature_of_its_own():
     kwargs, target = {"action": "hybrid"}, {"continuous": 100.0, "discrete": -5.0}
     model = tiny(SAC, "tests.environments:Anything-v0", env={"kwargs": kwargs}, target_entropy=target, ent_coef="auto_0.1")
@@ -460,6 +464,7 @@ def test_each_kind_of_action_has_a_temperature_of_its_own():
 # ---------------------------------------------------------------- what is asked of all of them
 
 
+@pytest.mark.variants
 @every_algorithm
 def test_two_streams_of_reward_are_learned_side_by_side(algorithm):
     settings = {"gamma": 0.9, "learning_rate": 0.02, "batch_size": 32, "max_env_steps": 1_200, "buffer_size": 2_000, "net_arch": [16]}

@@ -97,7 +97,7 @@ def test_every_option_changes_what_is_learned(algorithm, name, given, value):
     assert changed.shape != same_shape.shape or not torch.equal(changed, same_shape)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ONLINE)
 def test_options_of_acting_and_learning_in_turn_count_online(name):
     falls = {"online": True, "learning_rate": {"schedule": "linear", "start": 0.01}}  # once an iteration
@@ -112,6 +112,7 @@ def test_every_option_is_tested(algorithm):
     assert OWN[algorithm].keys() | ONLINE.keys() <= {each.name for each in fields(algorithm)}
 
 
+@pytest.mark.thorough
 @every_offline_algorithm
 def test_a_run_counts_updates_and_steps_no_environment(algorithm):
     model = tiny(algorithm, max_updates=40)
@@ -119,6 +120,7 @@ def test_a_run_counts_updates_and_steps_no_environment(algorithm):
     assert (model.updates, model.env_steps, model.global_step) == (40, 0, 3)  # 16, 16 and 8
 
 
+@pytest.mark.thorough
 @every_offline_algorithm
 def test_online_it_steps_the_environment_with_the_dataset_in_its_buffer(algorithm):
     model = tiny(algorithm, online=True)
@@ -226,7 +228,7 @@ def test_the_best_actions_are_learned_from_random_ones(algorithm, action, settin
     assert np.concatenate([leaf.ravel() for leaf in leaves]) == pytest.approx(BEST[action], abs=0.15)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [IQL, AWAC])
 def test_a_weight_of_one_clones_the_data(algorithm):
     right = played(ObservedAction(action="discrete"), 200, rule=lambda obs: int(obs[0] < 0))  # the worst there is
@@ -269,6 +271,7 @@ def test_the_gap_of_cql_grows_where_critics_expect_more_of_actions_that_the_data
     assert losses[5.0][0] - losses[0.0][0] == pytest.approx(0.5 * 5 * 2 * gap, rel=1e-5)  # two critics
 
 
+@pytest.mark.thorough
 def test_masks_hold_in_the_policy_of_a_dataset():
     env = "tests.environments:Choosy-v0"
     model = tiny(IQL, env, max_updates=64, beta=0.0)
@@ -315,6 +318,7 @@ def test_a_dataset_is_not_stored_and_a_model_without_it_says_so(tmp_path):
         fit(loaded)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first, then, reason", [({}, PRIORITIZED, "no priorities"), (PRIORITIZED, {}, "priorities")])
 def test_priorities_begin_or_end_with_a_notice_where_a_run_is_continued(first, then, reason, tmp_path, capsys):
     def train(updates, **arguments):
@@ -354,6 +358,7 @@ class NeverTwice(gym.Env):
         return obs, 1.0, False, self.t >= 6, info
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [IQL, AWAC])
 def test_with_a_memory_the_last_observation_of_an_episode_whose_mask_rules_out_the_action_before_it_counts_nothing(algorithm):
     rng, episodes = np.random.default_rng(0), []

@@ -418,12 +418,14 @@ def test_an_option_changes_what_is_learned(algorithm, name):
         assert not torch.equal(changed, plain), option.value
 
 
+@pytest.mark.variants
 @everyone
 def test_without_a_change_the_same_is_learned(algorithm):
     for env_id in ("Scripted-v0", "ScriptedBox-v0", "Image-v0") if algorithm in EXAMPLES else ("Scripted-v0",):
         assert torch.equal(trained(algorithm, env_id, {}), trained_once(algorithm, env_id, "{}"))
 
 
+@pytest.mark.variants
 @everyone
 def test_the_seed_and_the_environment_change_what_is_learned(algorithm):
     plain = trained_once(algorithm, "Scripted-v0", "{}")
@@ -491,6 +493,7 @@ def test_learning_rates_of_zero_leave_the_weights(algorithm):
 # ---------------------------------------------------------------- options without effect
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [SAC, DQN])
 def test_the_storage_of_rows_does_not_change_what_is_learned(algorithm, tmp_path):
     kept = []

@@ -168,6 +168,7 @@ def test_each_setting_of_a_memory_changes_what_is_learned(algorithm, setting):
     assert len(plain) != len(other) or not torch.equal(plain, other)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_a_burn_in_changes_what_is_learned(algorithm):
     models = [tiny(algorithm, memory=LSTM(4, 4, burn_in)) for burn_in in (0, 2)]
@@ -297,6 +298,7 @@ def test_demonstrations_are_remembered_with_an_empty_memory():
     assert tree_stack([model.network.initial_memory(1)] * 2)[0].shape == (2, 1, 2)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_with_a_memory_of_another_size_continues_with_new_episodes(tmp_path, capsys):
     trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", evaluation=None, enable_progress_bar=False)
     trainer.fit(tiny(PPO, memory=LSTM(4, 4), max_env_steps=32))

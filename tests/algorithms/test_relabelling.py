@@ -88,6 +88,7 @@ def test_agents_have_no_goals():
         fit(tiny(SAC, "tests.agents.Together", replay=HINDSIGHT))
 
 
+@pytest.mark.thorough
 def test_the_command_line_takes_each_setting_and_refuses_in_one_line_with_status_2(folder, capfd):
     start = TINY.replace("--model PPO", "fit --model DQN").replace("--model.n_steps 16", "").replace("--model.n_epochs 1", "")
     start += "--model.learning_starts 16 "

@@ -73,6 +73,7 @@ def test_groups_are_the_teams_that_learn():
     assert groups.value.shape == (8, 2, 1) and groups.baseline.shape == (8, 2, 2, 1)
 
 
+@pytest.mark.thorough
 def test_one_policy_is_the_same_with_teams_of_one_as_with_single_learners():
     """Both learn from the same rows: in the games of `Duel` each agent is a team of its own."""
     found = []

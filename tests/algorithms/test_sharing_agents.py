@@ -50,7 +50,7 @@ def watch(model):
     return made
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("algorithm", "env", "settings"), CASES)
 def test_an_algorithm_learns_and_counts_the_rows_of_those_who_are_there(algorithm, env, settings):
     model = tiny(algorithm, f"tests.agents.{env}", max_env_steps=300, **settings)
@@ -62,6 +62,7 @@ def test_an_algorithm_learns_and_counts_the_rows_of_those_who_are_there(algorith
     assert torch.isfinite(weights(model)).all() and not torch.equal(before, weights(model))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [SAC, DQN])
 def test_no_row_of_who_is_not_there_is_in_a_replay_buffer(algorithm):
     model, kept = tiny(algorithm, "tests.agents.Visited", max_env_steps=200), []
@@ -100,7 +101,7 @@ class Spoiled:
         return step._replace(obs=self.spoil(step.obs))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
@@ -137,6 +138,7 @@ def test_what_stands_in_the_rows_of_the_absent_changes_nothing(algorithm, settin
     assert [name for name in state if not torch.equal(state[name], other[name])] == []
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_never_there_is_never_seen():
     model = tiny(PPO, "tests.agents.Haunted", max_env_steps=200, normalize_obs="running")
     fit(model)  # its observations would be NaN
@@ -194,6 +196,7 @@ def test_minibatches_that_do_not_fit_count_agents_apart_from_environments():
         PPO({"id": "tests.agents.Mortal", "num_envs": 4}, n_steps=16, batch_size=48)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("env", ["Visited", "InTurn"])
 @pytest.mark.parametrize(
     ("algorithm", "actors"),

@@ -47,6 +47,7 @@ def test_the_conjugate_gradient_solves_a_system_in_as_many_steps_as_it_has_rows(
     assert conjugate_gradient(lambda vector: matrix @ vector, torch.zeros(2), 2).tolist() == [0, 0]
 
 
+@pytest.mark.thorough
 def test_steps_stay_in_the_trust_region_and_improve():
     rows = Rows()
     fit(TRPO("CartPole-v1", n_steps=64, max_env_steps=2048, log_interval=1), logger=rows)

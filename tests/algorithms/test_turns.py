@@ -97,6 +97,7 @@ class Learned(pl.Callback):
         self.changed.append([name for name, each in model.algorithms.items() if not equal(self.before[name], each.network.state_dict())])
 
 
+@pytest.mark.thorough
 def test_one_learns_at_a_time_and_the_turn_changes_where_its_iteration_is_full(tmp_path):
     watch, learned, model = Watch(), Learned(), made(steps=120)
     fit(model, tmp_path, watch, learned)
@@ -105,6 +106,7 @@ def test_one_learns_at_a_time_and_the_turn_changes_where_its_iteration_is_full(t
     assert {name: each.env_steps for name, each in model.algorithms.items()} == {"a": 72, "b": 48} and model.env_steps == 120
 
 
+@pytest.mark.thorough
 def test_turns_go_in_the_order_in_which_behaviors_are_given(tmp_path):
     watch, model = Watch(), made(Three, steps=96, c=PPO, a=PPO, b=PPO)
     fit(model, tmp_path, watch)
@@ -139,6 +141,7 @@ class Squad(Together):
     length = 5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("truncates", [False, True])
 def test_a_group_bootstraps_from_what_it_saw_last_in_episodes_that_a_turn_breaks_off(tmp_path, monkeypatch, truncates):
     monkeypatch.setattr(Squad, "truncates", truncates)
@@ -160,6 +163,7 @@ def test_a_group_bootstraps_from_what_it_saw_last_in_episodes_that_a_turn_breaks
     assert len(found) > 4 and found.abs().max() < 1e-6
 
 
+@pytest.mark.thorough
 def test_no_return_of_a_group_is_that_of_an_episode_that_a_turn_breaks_off(tmp_path, monkeypatch):
     class Returns(pl.Callback):
         seen: ClassVar = set()
@@ -174,6 +178,7 @@ def test_no_return_of_a_group_is_that_of_an_episode_that_a_turn_breaks_off(tmp_p
     assert Returns.seen == {10.0}  # two agents, five steps
 
 
+@pytest.mark.thorough
 def test_the_first_rows_of_a_turn_begin_new_episodes_with_an_empty_memory(tmp_path):
     watch = Watch()
     memory = partial(PPO, memory=lrl.GRU(4, 3))
@@ -208,6 +213,7 @@ class Players(pl.Callback):
         self.games += [game for opponent in turns.opponents.values() for game in opponent.finished]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("ratio", "players"), [(1.0, {NEWEST}), (0.0, {0, 1, 2, 3, 4})])
 def test_those_that_wait_are_played_by_their_newest_weights_or_their_own_snapshots(tmp_path, ratio, players):
     noted = Players()
@@ -218,6 +224,7 @@ def test_those_that_wait_are_played_by_their_newest_weights_or_their_own_snapsho
     assert {(game.learner, game.behavior) for game in noted.games} == {("a", "b"), ("b", "a")}
 
 
+@pytest.mark.thorough
 def test_a_result_is_the_sign_of_the_difference_of_whole_episodes(tmp_path):
     noted = Players()
     fit(made(Payday, past={**PAST, "play_against_latest_model_ratio": 1.0}), tmp_path, noted)
@@ -245,6 +252,7 @@ def test_games_against_the_newest_weights_of_another_behavior_are_rated(tmp_path
     assert a.elo < 1198 and a.elo + b.elo == pytest.approx(2400) and b.elos == {0: 1200.0}
 
 
+@pytest.mark.thorough
 def test_metrics_of_each_behavior_stand_under_its_name(tmp_path):
     trainer = fit(made(), tmp_path, logger=True)
     rows = read_rows(trainer.run_folder / "metrics.csv")
@@ -256,6 +264,7 @@ def test_metrics_of_each_behavior_stand_under_its_name(tmp_path):
     assert not any(key.startswith("self_play/") for row in rows for key in row)
 
 
+@pytest.mark.thorough
 def test_fixed_opponents_play_the_side_of_their_behavior(tmp_path):
     past = {**PAST, "opponents": ["random"], "play_against_latest_model_ratio": 0.0}
     trainer = fit(made(past=past, steps=480), tmp_path, logger=True)
@@ -263,6 +272,7 @@ def test_fixed_opponents_play_the_side_of_their_behavior(tmp_path):
     assert any(row.get("a/self_play/win_rate/random") for row in rows) and any(row.get("b/self_play/win_rate/random") for row in rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("learner", [DQN, POCA], ids=["DQN", "POCA"])
 def test_other_algorithms_take_turns_too(tmp_path, learner):
     watch, learned, model = Watch(), Learned(), made(Visited, steps=288, a=learner, b=learner)
@@ -271,6 +281,7 @@ def test_other_algorithms_take_turns_too(tmp_path, learner):
     assert all(changed == names or changed == [] for changed, names in zip(learned.changed, watch.full, strict=True))
 
 
+@pytest.mark.thorough
 def test_no_window_of_a_replay_buffer_reaches_from_one_turn_into_the_next(tmp_path):
     class Ends(pl.Callback):
         ended: ClassVar = {}
@@ -286,6 +297,7 @@ def test_no_window_of_a_replay_buffer_reaches_from_one_turn_into_the_next(tmp_pa
     assert ends.ended == {"a": [4, 9, 11, 16, 21, 23, 28, 33], "b": [4, 9, 11, 16, 21, 23, 28, 33]}
 
 
+@pytest.mark.thorough
 def test_reward_scales_begin_again_with_a_turn(tmp_path):
     model = made(a=partial(PPO, normalize_reward=True), b=partial(PPO, normalize_reward=True))
 
@@ -302,6 +314,7 @@ def test_reward_scales_begin_again_with_a_turn(tmp_path):
     assert running.sizes == [0] * 8
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("on_nan", ["raise", "skip_update"])
 def test_on_nan_also_handles_nan_that_a_waiting_behavior_observes(tmp_path, on_nan):
     model = made(Broken, a=partial(PPO, on_nan=on_nan), b=partial(PPO, on_nan=on_nan), steps=24)
@@ -313,6 +326,7 @@ def test_on_nan_also_handles_nan_that_a_waiting_behavior_observes(tmp_path, on_n
         assert model.algorithms["b"].learner.guard.replaced > 0
 
 
+@pytest.mark.thorough
 def test_a_frozen_policy_of_such_a_run_acts_in_another(tmp_path):
     run = fit(made(), tmp_path / "first", evaluation=lrl.EvaluationConfig(every_n_env_steps=96, episodes=2)).run_folder
     behaviors = {"a": lrl.Behavior("a", PPO), "b": lrl.Behavior("b", lrl.FrozenPolicy(run, "b"))}
@@ -404,6 +418,7 @@ def leaves(tree):
     return np.concatenate([leaf.ravel() for leaf in tree_leaves(tree)])
 
 
+@pytest.mark.thorough
 def test_a_run_resumed_with_new_episodes_is_in_the_same_turn(tmp_path, capsys):
     watch = Watch()
     fit(made(Visited, steps=96), tmp_path, StopAfter(3))

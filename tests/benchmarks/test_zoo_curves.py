@@ -53,6 +53,7 @@ def test_a_run_that_counts_updates_is_left_out_until_it_has_made_them_all(curves
     assert curves.read("iql/pendulum") == ("env_steps", {})
 
 
+@pytest.mark.thorough
 def test_the_picture_has_a_panel_for_each_config_and_none_for_others(curves, tmp_path):
     for number, config in enumerate(CONFIGS):
         counter = "updates" if config.startswith("iql") else "env_steps"

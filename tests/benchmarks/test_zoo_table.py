@@ -46,6 +46,7 @@ def test_the_error_of_one_run_is_that_of_the_mean_over_its_episodes(zoo):
     assert str(zoo.REFERENCES["ppo/pendulum"]).startswith("-172.2 ± 3.8, 100,000, [rl-zoo]")
 
 
+@pytest.mark.thorough
 def test_a_mean_two_errors_below_the_reference_is_as_good_and_one_further_below_is_not(zoo, measured):
     reference = zoo.Reference(-172.0, 4.0, "100,000", "")
     measured("ppo/pendulum", (-150, 1), (-210, 1))  # -180
@@ -58,6 +59,7 @@ def test_a_mean_two_errors_below_the_reference_is_as_good_and_one_further_below_
     assert zoo.verdict("ppo/pendulum", None) == "" and zoo.verdict("ppo/pendulum", zoo.Reference(1, None, "", "")) == "no error published"
 
 
+@pytest.mark.thorough
 def test_a_row_below_its_reference_is_compared_with_stable_baselines3_here(zoo, measured, tmp_path):
     reference = zoo.Reference(-172.0, 4.0, "100,000", "")
     (tmp_path / "peers").mkdir()

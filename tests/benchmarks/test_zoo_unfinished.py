@@ -51,6 +51,7 @@ def test_an_existing_run_is_not_overwritten_by_a_packed_one(unfinished, tmp_path
     assert files(tmp_path / "there") == before
 
 
+@pytest.mark.thorough
 def test_what_is_too_large_for_the_repository_or_not_there_is_refused(unfinished, tmp_path, monkeypatch):
     monkeypatch.setattr(unfinished, "LIMIT", 2**20)
     write_run(tmp_path / "small")

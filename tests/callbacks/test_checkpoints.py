@@ -32,6 +32,7 @@ class Watch(pl.Callback):
         self.best.append(stored(self.folder / "best.ckpt"))
 
 
+@pytest.mark.thorough
 def test_best_is_saved_after_each_evaluation_that_is_as_good_as_all_before_and_the_newest_of_equals_is_kept(tmp_path):
     watch = Watch(tmp_path)
     fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[Scores([1, 3, 2, 3, 1]), BestModel(tmp_path), watch])
@@ -42,6 +43,7 @@ def test_best_is_saved_after_each_evaluation_that_is_as_good_as_all_before_and_t
     assert len(different) == 5  # the weights moved, so that the right ones can be told from the others
 
 
+@pytest.mark.thorough
 def test_a_run_that_continues_keeps_a_better_model_from_before_and_replaces_an_equal_one(tmp_path):
     callbacks = [Scores([1, 3, 2]), BestModel(tmp_path)]
     fit(tiny(PPO, max_env_steps=48), enable_checkpointing=True, callbacks=callbacks).save_checkpoint(tmp_path / "a.ckpt")
@@ -111,6 +113,7 @@ def test_last_is_saved_on_the_way_and_at_the_end(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("seconds, saved", [(0.0, [16, 32, 48, 64, 80, 80]), (60.0, [80])])
 def test_by_default_a_run_saves_no_more_often_than_every_few_seconds(seconds, saved, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "MIN_SECONDS_BETWEEN_SAVES", seconds)
@@ -122,6 +125,7 @@ def test_by_default_a_run_saves_no_more_often_than_every_few_seconds(seconds, sa
     assert seen == saved
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("keep, kept", [(0, []), (2, [64, 80]), (-1, [16, 32, 48, 64, 80])])
 def test_the_newest_copies_are_kept(keep, kept, tmp_path):
     fit(tiny(PPO, max_env_steps=80), enable_checkpointing=True, callbacks=[SaveCheckpoints(16, keep, tmp_path)])

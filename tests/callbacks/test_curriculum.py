@@ -189,6 +189,7 @@ LEARNED = ENV | {"parameters": {"length": lessons(EASY, {"threshold": 1e6})}}
 """The second lesson is played after a few episodes, and to the end."""
 
 
+@pytest.mark.thorough
 def test_what_is_decided_by_the_return_in_the_current_lesson_stays_decided_in_the_last_one(tmp_path):
     env = EnvConfig("CartPole-v1", 2, parameters={"length": lessons(EASY, {"measure": "progress", "threshold": 0.5})}, max_episode_steps=10)
     model = PPO(env, net_arch=[8], max_env_steps=160, n_steps=8, batch_size=8)
@@ -246,6 +247,7 @@ def test_criteria_of_the_last_lesson_are_ignored_with_a_warning(capsys):
     assert "env.parameters.length: completion_criteria of the last lesson have no effect and are ignored" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP"])
 def test_a_lesson_that_requires_a_reset_abandons_the_current_episodes(vectorization, autoreset):
@@ -267,6 +269,7 @@ def test_a_lesson_that_requires_a_reset_abandons_the_current_episodes(vectorizat
     assert model.env_steps == 16 + 14
 
 
+@pytest.mark.thorough
 def test_parameters_of_a_function_are_wrapped_by_hand_and_those_without_are_refused():
     curriculum = Curriculum({"length": lessons(EASY)})
     fit(PPO(wrapped, n_steps=8, batch_size=8, max_env_steps=128), callbacks=[curriculum])
@@ -277,6 +280,7 @@ def test_parameters_of_a_function_are_wrapped_by_hand_and_those_without_are_refu
         fit(tiny(PPO, "CartPole-v1", env={"parameters": {"gravity": 9}}), callbacks=[Curriculum({"length": lessons(EASY)})])
 
 
+@pytest.mark.thorough
 def test_a_callback_begins_another_run_with_the_first_lesson():
     curriculum = Curriculum({"length": lessons(EASY)})
     for watch in (Watch(), Watch()):
@@ -284,6 +288,7 @@ def test_a_callback_begins_another_run_with_the_first_lesson():
         assert (watch.lessons[0], curriculum.lessons) == ({"length": 0}, {"length": 1})
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_fitted_again_continues_with_its_lesson():
     model = tiny(PPO, "CartPole-v1", max_env_steps=64, env={"parameters": {"length": lessons(EASY)}})
     own = Curriculum({"length": lessons(EASY)})
@@ -305,6 +310,7 @@ def test_behavioral_cloning_has_no_lessons():
         fit(tiny(BehavioralCloning, "CartPole-v1", max_updates=16), callbacks=[Curriculum({"length": lessons(EASY)})])
 
 
+@pytest.mark.thorough
 def test_the_weights_of_another_run_begin_with_the_first_lesson(tmp_path):
     settings = {"env": ENV | {"parameters": {"length": lessons(EASY, {"threshold": 1e6})}}, "max_env_steps": 96}
     runs = [Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False) for _ in range(2)]
@@ -318,6 +324,7 @@ def test_the_weights_of_another_run_begin_with_the_first_lesson(tmp_path):
     assert held[1].lessons[0] == {"length": 1}
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_is_saved_after_a_run_keeps_the_lesson(tmp_path):
     fit(tiny(PPO, env=LEARNED)).save_checkpoint(tmp_path / "a.ckpt")
     watch = Watch()
@@ -325,6 +332,7 @@ def test_a_checkpoint_that_is_saved_after_a_run_keeps_the_lesson(tmp_path):
     assert watch.lessons[0] == {"length": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*was called without a model", "ignore:.*there is no last checkpoint")  # as this callback has it
 def test_a_checkpoint_that_lightning_saves_at_an_exception_keeps_the_lesson(tmp_path):
     failing = pl.callbacks.LambdaCallback(on_train_end=lambda *_: 1 / 0)
@@ -345,6 +353,7 @@ class Watch(pl.Callback):
         self.lessons.append(dict(next(each for each in trainer.callbacks if isinstance(each, Curriculum)).lessons))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compact", [False, True])
 def test_no_memory_crosses_a_reset_that_a_lesson_required(compact):
     criteria = {"measure": "progress", "threshold": 0.1, "require_reset": True}

@@ -80,6 +80,7 @@ def test_environments_that_step_many_copies_at_once_have_no_parameters(env_id):
         EnvConfig(env_id, parameters={"size": 1.0})
 
 
+@pytest.mark.thorough
 def test_lessons_need_parameters_in_the_settings():
     together = {"all": lrl.Behavior("*", partial(PPO, n_steps=6, batch_size=12, **SMALL))}
     for model in (lrl.MultiAgent(Together, together, 96), PPO(Together, n_steps=6, batch_size=12, max_env_steps=96)):
@@ -87,6 +88,7 @@ def test_lessons_need_parameters_in_the_settings():
             fit(model, callbacks=[Curriculum({"size": lessons(EARLY)})])
 
 
+@pytest.mark.thorough
 def test_a_policy_of_all_agents_goes_to_the_next_lesson_by_the_episodes_of_each_agent(tmp_path, capsys):
     model = PPO(sized(EARLY | {"min_lesson_length": 4}), n_steps=4, batch_size=16, max_env_steps=64, log_interval=16, **SMALL)
     trainer = lrl.Trainer(default_root_dir=tmp_path, enable_progress_bar=False, evaluation=EvaluationConfig(32, episodes=2))
@@ -102,6 +104,7 @@ def test_a_policy_of_all_agents_goes_to_the_next_lesson_by_the_episodes_of_each_
     assert evaluate(trainer.run_folder / "checkpoints" / "last.ckpt", episodes=1)["return_mean"] == 44
 
 
+@pytest.mark.thorough
 def test_an_evaluation_before_the_final_lesson_plays_both(tmp_path):
     model = PPO(sized(EARLY | {"threshold": 1e6}), n_steps=4, batch_size=16, max_env_steps=32, **SMALL)
     trainer = lrl.Trainer(default_root_dir=tmp_path, enable_progress_bar=False, evaluation=EvaluationConfig(32, episodes=2))
@@ -116,6 +119,7 @@ def behaviors(env=Sized, a=None, b=None, max_env_steps=96, **settings):
     return lrl.MultiAgent(settings or {"id": f"tests.agents.{env.__name__}", "num_envs": 2}, both, max_env_steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("judge", "line"), [("a", None), ("b", "reward 40 > 20 in size 1, 2 of 2 episodes, at 10 environment steps")])
 def test_the_behavior_named_by_the_criteria_decides_about_a_lesson(judge, line, capsys):
     model = behaviors(**sized(EARLY | {"behavior": judge, "threshold": 20}))
@@ -125,6 +129,7 @@ def test_the_behavior_named_by_the_criteria_decides_about_a_lesson(judge, line, 
     assert (line or "") in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_an_episode_of_a_behavior_counts_once_though_another_one_ends_its_iterations_meanwhile():
     never = EARLY | {"behavior": "a", "threshold": 1e6, "min_lesson_length": 100}
     model = behaviors(a=partial(A2C, n_steps=12, **SMALL), b=partial(A2C, n_steps=2, **SMALL), **sized(never))
@@ -132,6 +137,7 @@ def test_an_episode_of_a_behavior_counts_once_though_another_one_ends_its_iterat
     assert len(model.curriculum[0].windows["size"]) == model.algorithms["a"].episodes == 24
 
 
+@pytest.mark.thorough
 def test_a_single_behavior_that_learns_needs_no_name():
     learner = partial(PPO, n_steps=6, batch_size=24, **SMALL)
     model = lrl.MultiAgent(sized(EARLY), {"all": lrl.Behavior("*", learner)}, 96)
@@ -139,6 +145,7 @@ def test_a_single_behavior_that_learns_needs_no_name():
     assert model.curriculum[0].lessons == {"size": 1}
 
 
+@pytest.mark.thorough
 def test_progress_is_that_of_the_run_whichever_behavior_is_named():
     model = behaviors(**sized({"measure": "progress", "threshold": 0.5}, {"measure": "progress", "threshold": 0.8, "behavior": "b"}))
     fit(model)
@@ -185,6 +192,7 @@ def test_a_rating_is_compared_as_it_is_after_the_episodes_of_a_lesson():
     assert need_increment(criteria, 0.5, [1.0, 1.0], 0.0) == (False, 0.0)  # no game has been rated
 
 
+@pytest.mark.thorough
 def test_a_lesson_ends_at_a_rating_in_self_play(capsys):
     env = sized({"measure": "Elo", "threshold": 1200.0, "min_lesson_length": 1}, num_envs=1)
     past = {"save_steps": 1000, "opponents": ["random"], "play_against_latest_model_ratio": 0.0}
@@ -201,6 +209,7 @@ def test_a_lesson_ends_at_a_rating_in_self_play(capsys):
     assert "size goes to lesson 2 of 2, large (2): elo 1200 > 1200 in size 1, 1 of 1 episodes, at 8 environment" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_lesson_ends_at_the_rating_of_a_behavior_that_takes_turns(capsys):
     past = {"save_steps": 1000, "team_change": 24, "play_against_latest_model_ratio": 0.0}
     learner = partial(PPO, n_steps=6, batch_size=12, self_play=past, **SMALL)
@@ -230,7 +239,7 @@ LEARNERS = {
 }
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_lesson_that_requires_a_reset_truncates_all_episodes_of_a_world(learner):
     at_once = {"measure": "progress", "threshold": 0.09, "require_reset": True}  # the first iteration ends after 5 or 6 steps of 4

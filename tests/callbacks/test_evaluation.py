@@ -124,6 +124,7 @@ def test_the_global_random_generators_keep_their_state():
     assert next(disturbed) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "tests.environments:ScriptedBox-v0"])
 def test_learning_is_the_same_with_and_without_evaluation(env_id):
     settings = {"normalize_obs": "running", "normalize_reward": True}
@@ -178,6 +179,7 @@ def evaluated_by(evaluator, max_env_steps):
     return [env_steps for env_steps, _ in heard.heard], evaluator.played
 
 
+@pytest.mark.thorough
 def test_without_an_interval_evaluations_play_at_most_a_tenth_of_the_runs_steps_and_are_spread_evenly():
     assert evaluated_at(1_600, episodes=5) == ([208, 400, 608, 800, 1_008, 1_200, 1_408, 1_600], 8 * 20)
     assert evaluated_at(1_600, episodes=10) == ([400, 800, 1_200, 1_600], 4 * 40)
@@ -185,6 +187,7 @@ def test_without_an_interval_evaluations_play_at_most_a_tenth_of_the_runs_steps_
     assert evaluated_at(1_600, episodes=100) == ([1_600], 400)  # the last weights are always evaluated
 
 
+@pytest.mark.thorough
 def test_without_an_interval_there_are_at_most_twenty_evaluations():
     assert evaluated_at(1_600, episodes=5, max_share=10.0) == (list(range(80, 1_601, 80)), 20 * 20)
 
@@ -210,6 +213,7 @@ def test_a_run_stopped_by_an_evaluation_is_not_evaluated_twice():
     assert [env_steps for env_steps, _ in heard.heard] == [32]
 
 
+@pytest.mark.thorough
 def test_an_episode_that_reports_no_success_is_a_failure_once_any_of_the_run_has(tmp_path):
     heard, file = Episodes(), tmp_path / "evaluations.csv"
     env = EnvConfig("tests.environments:Scripted-v0", wrappers=["tests.environments.Reported"])
@@ -241,6 +245,7 @@ def test_where_successes_are_monitored_none_is_a_rate_of_0_from_the_beginning_an
     assert capsys.readouterr().out.count("no episode has reported is_success in its last info: eval/success_rate") == 1
 
 
+@pytest.mark.thorough
 def test_an_evaluator_that_is_used_again_forgets_that_another_environment_reported_success():
     heard, trainer = Episodes(), pl.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1)
     evaluator = RolloutEvaluator(96, episodes=2)
@@ -282,6 +287,7 @@ def test_several_evaluators_keep_to_the_share_of_all_their_episodes():
     assert together == evaluated_at(3_200, episodes=20, max_share=0.05) == ([1_600, 3_200], 2 * 80)
 
 
+@pytest.mark.thorough
 def test_several_evaluators_are_evaluated_together():
     heard, model = Episodes(), tiny(PPO)
     closed = []
@@ -298,6 +304,7 @@ def test_several_evaluators_are_evaluated_together():
         MultiEvaluator([])
 
 
+@pytest.mark.thorough
 def test_a_ready_vector_environment_cannot_be_copied_but_another_may_be_given():
 
     def ready():
@@ -376,6 +383,7 @@ def test_only_the_limit_of_our_own_is_hinted_at_and_also_in_a_later_evaluation(c
     assert capsys.readouterr().out.count("hint: episodes of the evaluation") == 1
 
 
+@pytest.mark.thorough
 def test_an_evaluation_that_had_to_end_episodes_says_so_once(capsys):
     model = PPO(partial(Endless, period=20_000), n_steps=8, batch_size=8, n_epochs=1, max_env_steps=16, net_arch=[8])
     fit(model, callbacks=[RolloutEvaluator(8, 1)])
@@ -438,6 +446,7 @@ class Licensed(Scripted):
         type(self).open -= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_a_run_whose_environment_cannot_be_built_for_an_evaluation_is_saved_first_and_says_how_to_go_on(tmp_path):
     settings = {"n_steps": 32, "batch_size": 32, "max_env_steps": 96}

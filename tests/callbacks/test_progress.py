@@ -338,6 +338,7 @@ def test_a_disabled_bar_prints_nothing(capsys):
     assert capsys.readouterr().out == "on again\n"
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm, shown", [(BehavioralCloning, r"updates · loss [\d.]+"), (DAgger, r"steps · return [\d.]+")])
 def test_what_imitates_shows_its_loss_once_and_the_return_of_the_episodes_that_it_plays(algorithm, shown, capsys):
     settings = {} if algorithm is BehavioralCloning else {"teacher": "zoo:ppo/cartpole", "max_env_steps": 800, "learning_starts": 32}

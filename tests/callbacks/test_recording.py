@@ -74,6 +74,7 @@ class Ignored(Paid):
         return np.zeros(1, np.float32), 0.0, True, False, {}
 
 
+@pytest.mark.thorough
 def test_the_dataset_holds_the_episodes_of_the_best_evaluation(datasets, paying):
     _, seen = paying(1, 2, 5, 6, 3, 4, 6, 5, 7, 7)
     first, better, equal, best = [(0, 1), (1, 2)], [(2, 5), (3, 6)], [(6, 6), (7, 5)], [(8, 7), (9, 7)]
@@ -84,6 +85,7 @@ def test_a_run_that_goes_on_after_nan_records_what_replaced_it(datasets, paying)
     assert paying(float("nan"), 2, on_nan="skip_update")[1] == [[(0, 0), (1, 2)]]
 
 
+@pytest.mark.thorough
 def test_a_run_that_continues_keeps_a_better_one_from_before(datasets, paying, tmp_path):
     trainer, _ = paying(1, 1, 5, 5)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
@@ -91,6 +93,7 @@ def test_a_run_that_continues_keeps_a_better_one_from_before(datasets, paying, t
     assert seen == [[(2, 5), (3, 5)], [(2, 6), (3, 6)]]
 
 
+@pytest.mark.thorough
 def test_a_dataset_of_another_run_is_replaced_only_by_force(datasets, paying):
     paying(9, 9)
     with pytest.raises(SettingError, match="dataset 'paid-v0' already exists"):
@@ -153,6 +156,7 @@ def test_a_failing_disk_does_not_end_the_run(datasets, paying, monkeypatch, caps
     assert "dataset paid-v0 could not be written, the run goes on: No space left on device" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_command_line_records(datasets, folder, capfd):
     recording = "--trainer.callbacks+=lightning_rl.RecordDemonstrations --trainer.callbacks.dataset"
     status, _, err = run(f"fit --model.env.id CartPole-v1 {TINY} {recording} cli/mine-v0", capfd)

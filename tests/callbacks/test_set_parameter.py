@@ -79,6 +79,7 @@ def run(*callbacks, evaluation, ckpt_path=None, root="runs", steps=-1, **setting
 EVERY_ITERATION = {"every_n_env_steps": 16, "episodes": 2}
 
 
+@pytest.mark.thorough
 def test_evaluations_have_the_new_value_and_best_is_judged_at_it(folder):
     model, trainer = run(Longer(-1), evaluation=EVERY_ITERATION, period=9)
     lengths = [9, 8, 7, 6, 5, 4]

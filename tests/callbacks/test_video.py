@@ -28,6 +28,7 @@ def trained(*callbacks, max_env_steps=96, **arguments):
     return model, trainer
 
 
+@pytest.mark.thorough
 def test_a_run_learns_the_same_with_and_without_videos_of_each_kth_evaluation(folder):
     plain, one = trained()
     filmed, other = trained(lrl.Video(every_n_evaluations=2, episodes=2, max_episode_steps=6))
@@ -55,6 +56,7 @@ def test_names_of_videos_sort_in_the_order_in_which_they_were_made(folder):
     assert len(made) == 44 and made == sorted(made)
 
 
+@pytest.mark.thorough
 def test_a_new_run_counts_its_evaluations_from_the_first_and_a_resumed_one_continues(folder):
     video = lrl.Video(every_n_evaluations=2)
     made = []
@@ -67,6 +69,7 @@ def test_a_new_run_counts_its_evaluations_from_the_first_and_a_resumed_one_conti
     assert made == ["env_steps_64_episode_0.mp4"] * 2 + ["env_steps_128_episode_0.mp4"]
 
 
+@pytest.mark.thorough
 def test_weights_and_biases_gets_the_files(folder, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -77,6 +80,7 @@ def test_weights_and_biases_gets_the_files(folder, monkeypatch):
     assert found.read_bytes() == (folder / RUN / "videos" / "env_steps_96_episode_0.mp4").read_bytes()
 
 
+@pytest.mark.thorough
 def test_it_is_a_callback_of_the_command_line(folder, capfd):
     options = "--trainer.callbacks+=lightning_rl.Video --trainer.callbacks.max_episode_steps 3 --trainer.logger false"
     status, _, err = run(f"fit --model.env.id CartPole-v1 {TINY} {options}", capfd)
@@ -97,6 +101,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_run(folder, monkeypatch):
         Trainer(accelerator="cpu", callbacks=[lrl.Video()]).fit(tiny(PPO, "CartPole-v1"))
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_interrupts_its_video_and_fast_dev_run_makes_none(folder, monkeypatch):
     assert trained(lrl.Video(), fast_dev_run=True)[1].run_folder is None
     monkeypatch.setattr("lightning_rl.callbacks.recording.must_stop", lambda trainer: True)
@@ -104,6 +109,7 @@ def test_a_stopped_run_interrupts_its_video_and_fast_dev_run_makes_none(folder, 
     assert model.env_steps == 96 and list((trainer.run_folder / "videos").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_failing_disk_does_not_end_the_run(folder, monkeypatch, capsys):
     def refuse(*arguments, **settings):
         raise OSError(28, "No space left on device")

@@ -74,6 +74,7 @@ def test_no_hostile_file_gives_an_algorithm(made, capfd):
         refused(lambda path=path: PPO.load_from_checkpoint(path), proof)
 
 
+@pytest.mark.thorough
 def test_no_hostile_file_is_continued(made, tmp_path):
     _, proof, files = made
     model = tiny(PPO, "CartPole-v1")
@@ -83,6 +84,7 @@ def test_no_hostile_file_is_continued(made, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_the_program_refuses_hostile_files_in_one_line(made, capfd, tmp_path, monkeypatch):
     """One of each kind: the others take the same way through `load_policy` and `fit`."""
     _, proof, files = made

@@ -228,6 +228,7 @@ CASES += [
 ]
 
 
+@pytest.mark.thorough
 def test_a_run_with_something_else_in_a_place_is_refused_in_one_line(refusals):
     refusals(CASES)
 

@@ -83,6 +83,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 def test_a_run_of_behaviors_with_something_else_in_a_place_is_refused_in_one_line(refusals):
     refusals(CASES)
 
@@ -102,6 +103,7 @@ def test_an_open_iteration_that_is_full_is_refused_in_one_line(content, tmp_path
         fit(made(a=A2C, b=PPO), tmp_path / "run", ckpt_path=tmp_path / "full.ckpt")
 
 
+@pytest.mark.thorough
 def test_the_guard_of_a_frozen_behavior_is_checked_too(tmp_path):
     run = fit(made(), tmp_path / "first").run_folder / "checkpoints" / "last.ckpt"
 

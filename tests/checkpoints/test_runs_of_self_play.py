@@ -95,6 +95,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 def test_self_play_with_something_else_in_a_place_is_refused_in_one_line(content, tmp_path):
     made = model()
     for place, value in CASES:

@@ -79,6 +79,7 @@ def test_a_player_that_fails_or_moves_illegally_is_named_in_one_line(player, mes
         lrl.evaluate(game(), 20, opponent=f"{__name__}.{player}")
 
 
+@pytest.mark.thorough
 def test_opponents_do_not_see_what_only_critics_get(tmp_path):
     CALLS.clear()
     model = game(
@@ -150,6 +151,7 @@ def test_the_random_player_is_not_a_folder_of_that_name(tmp_path, monkeypatch):
     assert matches.scores[0, 1].games == 2
 
 
+@pytest.mark.thorough
 def test_matches_in_two_environments_say_so(tmp_path):
     for name in ("lightning_rl.envs.games.tic_tac_toe", f"{__name__}.another_tic_tac_toe"):
         fit(game(name, max_env_steps=64), tmp_path / name)

@@ -136,7 +136,7 @@ def test_a_missing_package_is_named_with_its_extra_where_it_has_one(monkeypatch,
 WAYS = {"my_game.Meeting": "attributes", "hiding.Hiding": "replay", "hiding.Saved": "own", "pettingzoo.classic.tictactoe_v3": "attributes"}
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("env_id", "way"), WAYS.items())
 def test_a_resumed_run_continues_in_the_middle_of_episodes(my_game, env_id, way, capsys):
     assert choose_way(partial(make_env, EnvConfig(env_id), 0)) == way

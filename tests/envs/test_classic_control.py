@@ -231,6 +231,7 @@ def test_a_run_with_vectorized_copies_learns_the_same_bits_as_a_sync_one(algorit
     assert torch.equal(learned("auto"), learned("sync"))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("before", "after"), [("sync", "auto"), ("auto", "sync")])
 def test_a_run_that_was_stopped_continues_in_the_other_way(before, after, tmp_path):
     env = {"id": "CartPole-v1", "num_envs": 8}

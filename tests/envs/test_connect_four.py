@@ -110,6 +110,7 @@ def test_it_imports_nothing_that_pettingzoo_deprecates(monkeypatch, recwarn):
     assert "pettingzoo" in sys.modules and [str(each.message) for each in recwarn if each.category is DeprecationWarning] == []
 
 
+@pytest.mark.thorough
 def test_a_policy_learns_from_it():
     model = tiny(PPO, ID)
     fit(model)

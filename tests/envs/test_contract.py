@@ -284,6 +284,7 @@ def test_an_error_in_reset_is_reported_with_the_environment():
         fit(PPO(Resets, n_steps=8, batch_size=8, max_env_steps=64))
 
 
+@pytest.mark.thorough
 def test_the_command_line_prints_one_line_and_with_debug_the_traceback(folder, capfd):
     arguments = f"fit --model.env.id {__name__}:Odd-v0 --model.env.vectorization sync {TINY}"
     status, _, err = run(f"{arguments} --model.env.kwargs.case 'an error'", capfd)

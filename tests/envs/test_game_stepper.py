@@ -159,7 +159,7 @@ def test_lessons_are_refused():
         make("tic_tac_toe")[0].set_lessons({})
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algorithm", "env_id"), [(PPO, "connect_four"), (DQN, "tic_tac_toe"), (PPO, "kuhn_poker"), (PPO, "rock_paper_scissors")]
 )

@@ -118,6 +118,7 @@ def test_every_four_in_a_row_win_and_three_do_not():
         assert not any(ConnectFour.wins(np.array([stones - (1 << int(ConnectFour.cells[cell]))])).any() for cell in row)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("cls", [TicTacToe, ConnectFour])
 def test_random_games_go_as_a_plain_loop_says(cls):
     game, generator, draws = cls(300), np.random.default_rng(0), 0
@@ -303,6 +304,7 @@ def test_spaces_are_those_of_a_player():
     assert not cards.masked and cards.action.n == 2 and not probe_spaces(EnvConfig(f"{PREFIX}rock_paper_scissors")).one_learns
 
 
+@pytest.mark.thorough
 def test_pettingzoo_is_not_needed():
     code = "import sys; sys.modules['pettingzoo'] = None\n" + (
         "from lightning_rl.envs.config import EnvConfig; from lightning_rl.envs.make import probe_spaces\n"

@@ -129,6 +129,7 @@ def test_a_policy_that_gives_no_probabilities_of_legal_moves_is_refused():
         nash_conv(TIC_TAC_TOE, constant(*[1 / 9] * 9))
 
 
+@pytest.mark.thorough
 def test_connect_four_is_too_large_to_enumerate():
     with pytest.raises(ValueError, match="too many states"):
         GameTree(ConnectFour)

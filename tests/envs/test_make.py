@@ -140,7 +140,7 @@ def test_atari_games_are_seen_as_four_grey_frames():
     more.close()
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cores", "settings", "cls"),
     [
@@ -182,6 +182,7 @@ def test_sync_and_async_reset_in_the_same_step_by_default(vectorization, cls):
         envs.close()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("vectorization", ["native", "envpool"])
 def test_native_and_envpool_have_the_requested_number_of_environments(vectorization):
     envs = make_vector_env(EnvConfig("CartPole-v1", 3, vectorization))

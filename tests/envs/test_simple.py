@@ -171,6 +171,7 @@ def test_invalid_settings_are_reported_in_one_line(kwargs, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.thorough
 def test_importing_the_package_registers_them_without_torch():
     code = "import sys, lightning_rl, gymnasium; print('torch' in sys.modules); gymnasium.make('lightning_rl/Memory1D-v0')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -78,13 +78,14 @@ def test_restored_workers_continue_exactly_in_every_mode(name, mode):
     assert is_continued(lambda: make_vector_env(config), config) is None
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("vectorization, mode", [("sync", "NEXT_STEP"), ("async", "SAME_STEP")])
 def test_restored_sticky_atari_games_continue_exactly(vectorization, mode):
     config = configured(EnvConfig("ALE/Pong-v5", atari=True, max_episode_steps=100), vectorization, mode)
     assert is_continued(lambda: make_vector_env(config), config, 60, 60) is None  # its emulator's own state fails with this seed
 
 
+@pytest.mark.thorough
 def test_a_game_without_sticky_actions_is_restored_from_its_emulator():
     config = EnvConfig("ALE/Pong-v5", 1, atari=True, max_episode_steps=100, kwargs={"repeat_action_probability": 0.0})
     stepper = make_stepper(make_vector_env(config), config)
@@ -108,6 +109,7 @@ def test_restored_native_vector_environments_continue_exactly(before):
     assert is_continued(lambda: make_vector_env(config), config, before) is None
 
 
+@pytest.mark.thorough
 def test_saving_does_not_disturb_a_run():
     for name in ("CartPole", "LunarLander", "Ant"):
         config = configured(ENVIRONMENTS[name], "sync", "SAME_STEP")
@@ -283,6 +285,7 @@ def test_an_environment_whose_saved_state_has_something_else_in_the_place_of_an_
     assert rows(other, actions) == rows(fresh, actions)
 
 
+@pytest.mark.thorough
 def test_envpool_environments_start_new_episodes():
     pool = EnvConfig("CartPole-v1", 2, "envpool")
     assert "CartPole-v1" in is_continued(lambda: make_vector_env(pool), pool, 0, 0)
@@ -328,6 +331,7 @@ def test_equal_settings_in_another_form_continue():
         assert line_between(make_vector_env(PENDULUM), make_vector_env(second), PENDULUM, second) is None
 
 
+@pytest.mark.thorough
 def test_changed_settings_in_functions_and_ready_vector_environments_win_too():
     def ready(make: Callable[[], gym.Env]) -> VectorEnv:
         return SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP)
@@ -350,6 +354,7 @@ def test_changed_settings_in_functions_and_ready_vector_environments_win_too():
     assert line_between(ready(builders["unregistered"]), used) is None
 
 
+@pytest.mark.thorough
 def test_restored_functions_and_ready_vector_environments_continue_exactly():
     assert is_continued(lambda: make_vector_env(Hidden, 2)) is None
     assert is_continued(lambda: make_vector_env(lambda: make_env(ENVIRONMENTS["LunarLander"]), 2)) is None

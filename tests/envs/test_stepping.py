@@ -88,7 +88,7 @@ def same(a: list[list[Transition]], b: list[list[Transition]]) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(*leaves, strict=True))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_all_autoreset_modes_give_the_same_transitions_with_sync_and_async(name):
     first, *others = (story(ENVIRONMENTS[name], *way) for way in WAYS)
@@ -111,6 +111,7 @@ def test_each_transition_is_what_the_script_says(vectorization, mode, period):
             assert (row.terminated, row.truncated) == (ending in ("termination", "both"), ending == "truncation")
 
 
+@pytest.mark.thorough
 def test_nested_final_observations_keep_their_tree_and_types():
     config = EnvConfig("tests.environments:ScriptedDict-v0", kwargs={"period": 3})
     for way in WAYS:

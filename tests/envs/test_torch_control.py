@@ -16,7 +16,7 @@ from lightning_rl.envs.tensors import HostView, TorchCartPole, TorchPendulum
 from tests.fitting import TINY
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind, name, width", [(TorchCartPole, "CartPole-v1", 0.3), (TorchPendulum, "Pendulum-v1", 8.0)])
 def test_transitions_are_gymnasiums(kind, name, width):
     envs, one, rng = kind(500, 10_000, "cpu"), gym.make(name).unwrapped, np.random.default_rng(0)
@@ -104,7 +104,7 @@ def test_auto_steps_copies_on_the_device_unless_single_ones_are_asked_for():
     assert not isinstance(wrapped.unwrapped, TorchCartPole)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm, env", [(PPO, "Torch/CartPole-v1"), (SAC, "Torch/Pendulum-v1")])
 def test_rollouts_and_replay_learn_from_them_and_are_evaluated_in_gymnasiums(algorithm, env, tmp_path):
     model = algorithm(EnvConfig(env, 16), max_env_steps=1024, **TINY[algorithm])
@@ -157,6 +157,7 @@ class Homeless(gym.vector.VectorEnv):
         return torch.zeros(4, 3), {}
 
 
+@pytest.mark.thorough
 def test_an_environment_of_tensors_without_a_device_gets_an_error_that_asks_for_it():
     with pytest.raises(SettingError, match=r"^observations of Homeless are tensors: set its attribute `device` to their device$"):
         Trainer(enable_progress_bar=False, logger=False, checkpoint=None, evaluation=None).fit(PPO(Homeless(), n_steps=8, batch_size=8))

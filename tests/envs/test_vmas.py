@@ -65,6 +65,7 @@ def test_rows_are_the_agents_of_copies_and_a_step_is_that_of_vmas():
     assert all(np.array_equal(seen[a::2], first[a].numpy()) for a in range(2))  # the next episodes go on with the same draws
 
 
+@pytest.mark.thorough
 def test_copies_that_end_alone_are_reset_and_leave_the_others_unchanged():
     stepper, spaces = make("vmas.balance", num_envs=16, max_episode_steps=200)
     stepper.reset(0)
@@ -80,7 +81,7 @@ def test_copies_that_end_alone_are_reset_and_leave_the_others_unchanged():
     assert 0 < lengths.min() < lengths.max() == 60 or len(set(lengths.tolist())) > 1
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("env_id", ["vmas.balance", "vmas.navigation", "vmas.transport", "vmas.ball_passage"])  # the last: one by one
 def test_copies_that_start_together_leave_the_others_bit_for_bit(env_id):
     (started, spaces), (going_on, _) = make(env_id, num_envs=5), make(env_id, num_envs=5)
@@ -97,6 +98,7 @@ def test_copies_that_start_together_leave_the_others_bit_for_bit(env_id):
     assert started.copies.env.steps.tolist() == [16, 9, 9, 16, 9]
 
 
+@pytest.mark.thorough
 def test_episodes_have_a_hundred_steps_unless_settings_say_otherwise():
     for settings, length in (({}, 100), ({"max_episode_steps": 3}, 3), ({"kwargs": {"max_steps": 4}}, 4)):
         stepper, spaces = make(num_envs=1, **settings)
@@ -104,6 +106,7 @@ def test_episodes_have_a_hundred_steps_unless_settings_say_otherwise():
         assert [bool(step.truncated.all()) for step in play(stepper, spaces, length)] == [False] * (length - 1) + [True]
 
 
+@pytest.mark.thorough
 def test_seeds_repeat_and_others_do_not_disturb():
     stepper, spaces = make(max_episode_steps=3)
     torch.manual_seed(0)
@@ -121,7 +124,7 @@ def test_seeds_repeat_and_others_do_not_disturb():
     assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(0)))  # the process's draws are its own
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("env_id", [SPREAD, "vmas.balance", "vmas.navigation", "vmas.football"])
 def test_a_state_is_restored_bit_for_bit(env_id):
     stepper, spaces = make(env_id, max_episode_steps=6)
@@ -185,7 +188,7 @@ def test_a_checkpoint_may_name_a_scenario():
     assert find_user_module(SPREAD) is None
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algorithm", "kwargs", "settings"),
     [(PPO, {}, {"critic_obs": "all"}), (PPO, {"continuous_actions": False}, {}), (SAC, {}, {})],
@@ -200,6 +203,7 @@ def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm,
     assert_equal_runs(expected, found)
 
 
+@pytest.mark.thorough
 def test_a_policy_is_evaluated_and_loaded(tmp_path):
     trainer = Trainer(default_root_dir=tmp_path, enable_progress_bar=False, accelerator="cpu")
     model = PPO({"id": SPREAD, "num_envs": 4, "max_episode_steps": 5}, max_env_steps=240, n_steps=5, batch_size=30, net_arch=[8])
@@ -258,6 +262,7 @@ class Other:
 """
 
 
+@pytest.mark.thorough
 def test_a_scenario_of_ones_own_is_found_by_its_path_and_its_state_is_saved(tmp_path, monkeypatch):
     (tmp_path / "scenarios_of_mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -274,6 +279,7 @@ def test_a_scenario_of_ones_own_is_found_by_its_path_and_its_state_is_saved(tmp_
             probe_spaces(EnvConfig(f"scenarios_of_mine.{name}"))
 
 
+@pytest.mark.thorough
 def test_agents_with_different_spaces_learn_as_several_behaviors():
     learner = partial(PPO, n_steps=5, batch_size=5, net_arch=[8])
     behaviors = {"adversary": Behavior("adversary_*", learner), "good": Behavior("agent_*", learner)}

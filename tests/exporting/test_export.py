@@ -80,6 +80,7 @@ def test_an_exported_file_does_the_same_as_the_policy(case, format, exported):
     assert difference <= 1e-5 and others == 0
 
 
+@pytest.mark.thorough
 def test_a_description_is_next_to_the_file_and_names_no_path_of_the_machine(exported):
     for format in ("onnx", "torch"):
         checkpoint, path = exported("masks, memory and a nested action", format)
@@ -129,7 +130,7 @@ def test_safetensors_hold_the_weights_by_their_names_in_the_network(saved, tmp_p
     assert described(path)["check"]["max_abs_difference"] == 0
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_exported_file_that_differs_is_refused_and_removed(format, saved, tmp_path, monkeypatch, capfd):
     checkpoint, out = saved(), tmp_path / "out" / "policy"

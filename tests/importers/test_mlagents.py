@@ -80,6 +80,7 @@ def test_ppo_and_new_files_train(file, name, tmp_path):
     trains(import_mlagents(file, name, "Pendulum-v1"), tmp_path)
 
 
+@pytest.mark.thorough
 def test_the_command_prints_a_config_that_fit_reads(folder, capfd):
     status, out, err = run(f"import-mlagents {SAC_FILE} --behavior 3DBall --env Pendulum-v1", capfd)
     assert (status, err) == (0, "")
@@ -447,6 +448,7 @@ def test_two_behaviors_that_would_have_one_name_are_refused(convert):
         convert("behaviors: {A B: {}, A_B: {trainer_type: sac}}")
 
 
+@pytest.mark.thorough
 def test_a_run_of_several_imported_behaviors_trains(folder, capfd):
     (folder / "trainer.yaml").write_text(TWO)
     status, out, err = run("import-mlagents trainer.yaml --env mpe2.simple_adversary_v3", capfd)

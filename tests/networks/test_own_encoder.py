@@ -106,6 +106,7 @@ def test_a_stopped_run_resumes_to_the_same_weights(folder):
     assert first.env_steps == 48 and torch.equal(weights(whole), weights(second))
 
 
+@pytest.mark.thorough
 def test_onnx_holds_it(tmp_path, folder):
     model = tiny(PPO, "CartPole-v1", encoder=Doubled, max_env_steps=16)
     fit(model).save_checkpoint(tmp_path / "own.ckpt")

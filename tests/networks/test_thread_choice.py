@@ -109,7 +109,7 @@ for keep in (lambda: None, keep_freed_memory):
 """
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's malloc alone is told")
 @pytest.mark.parametrize("variables", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
 def test_memory_that_an_update_frees_is_used_by_the_next_unless_the_user_says_how_malloc_does(variables):

@@ -54,7 +54,7 @@ def test_values_that_are_clipped_are_learned_as_they_are():
         tiny(PPO, clip_range_vf=0.2, value_transform="symlog")
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{"value_transform": "signed_hyperbolic"}, {"value_support": [-2, 14], "value_transform": "identity"}])
 def test_the_right_value_is_learned_whatever_says_it(settings):
     # reward 1 for ever, γ = 0.9: V = 10

@@ -48,6 +48,7 @@ def test_densities_and_draws_equal_theirs(action_dist, use_expln, full_std):
         torch.testing.assert_close(entropy.sum(-1), theirs.entropy(), atol=1e-5, rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("use_expln", [False, True])
 def test_an_iteration_of_ppo_equals_theirs(use_expln, monkeypatch):
     torch.manual_seed(0)

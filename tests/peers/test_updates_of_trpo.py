@@ -32,6 +32,7 @@ def pairs(model: TRPO, policy: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found + ([(model.network.distribution.log_std, policy.log_std)] if hasattr(policy, "log_std") else [])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_an_iteration_equals_that_of_sb3_contrib(env_id, monkeypatch):
     torch.manual_seed(0)

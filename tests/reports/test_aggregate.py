@@ -42,6 +42,7 @@ def test_the_table_holds_interquartile_means_over_all_runs(report):
     assert "scaled from 0, the lowest of all runs, to 1, the highest" in str(report)
 
 
+@pytest.mark.thorough
 def test_runs_beyond_the_fewest_of_an_environment_are_reported(report, folder):
     for seed in (2, 3):
         write_run(folder / f"PPO/E1/v{seed}", {100: [20]}, seed=seed, algorithm="PPO", env="E1")
@@ -54,6 +55,7 @@ def test_runs_beyond_the_fewest_of_an_environment_are_reported(report, folder):
     assert said in str(more) and said in (folder / "report.html").read_text() and said not in str(report)
 
 
+@pytest.mark.thorough
 def test_the_page_begins_with_the_profiles(report, folder):
     report.write("report.html")
     page = (folder / "report.html").read_text()

@@ -150,6 +150,7 @@ def test_a_missing_package_names_its_extra(package, arguments, two_groups, capfd
     assert (status, out) == (2, "") and 'pip install "lightning_rl[plots]"' in err and err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_run_that_has_no_returns_yet_is_left_out_of_its_folder_and_named(two_groups, capfd):
     write_run(two_groups / "PPO/v9", {})
     status, out, err = run("compare PPO --out report.html", capfd)
@@ -251,6 +252,7 @@ def test_the_legend_explains_lines_and_bands(two_groups):
         assert legend.get_title().get_text() == said
 
 
+@pytest.mark.thorough
 def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):
     fit = f"fit --model.env.id CartPole-v1 {TINY} --model.max_env_steps 320 --evaluation.every_n_env_steps 64"
     assert run(f"{fit} --seed_everything 1", capfd)[0] == 0
@@ -295,6 +297,7 @@ def test_videos_of_a_run_are_linked_from_where_the_page_lies(two_groups, capfd):
     assert '<a href="../A2C/v0/videos/a%20b.mp4">a b.mp4</a>' in (two_groups / "pages/report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_diagnostics_are_drawn_on_demand_for_runs_that_have_them(two_groups, capfd):
     (two_groups / "A2C/v0/metrics.csv").write_text("env_steps,train/entropy_loss,train/approx_kl\n100,-0.5,\n200,-0.4,0.01\n")
     pages = []

@@ -44,6 +44,7 @@ def test_a_run_learns_the_same_with_and_without_its_curve_which_needs_no_pyplot(
     assert not any(isinstance(callback, PlotCurve) for callback in one.callbacks)
 
 
+@pytest.mark.thorough
 def test_plot_is_an_option_of_the_command_line_and_a_setting_of_the_trainer(folder, capfd):
     command = f"fit --model.env.id CartPole-v1 {TINY} --plot"
     status, out, err = run(f"{command} --print_config", capfd)

@@ -138,6 +138,7 @@ def test_a_strength_of_zero_pays_nothing(kind):
 # ---------------------------------------------------------------- what they learn
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("make", [lambda: Curiosity(SPACES, actions_of(SPACES), strength=1e-6), lambda: RND(SPACES, normalize=False)])
 def test_known_observations_are_paid_less_than_new_ones(make):
     torch.manual_seed(1)
@@ -371,6 +372,7 @@ def test_signals_can_learn_at_their_own_rate(algorithm):
     assert model.updates > model.signal_learner.updates or algorithm in (A2C, IMPALA)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_signals_can_learn_more_often_than_the_policy(algorithm):
     model = tiny(algorithm, reward_signals={"rnd": {}}, reward_signal_steps_per_update=0.5)
@@ -386,6 +388,7 @@ def test_signals_do_not_make_up_for_the_time_before_learning():
     assert counts == [4, 8, 12, 16]
 
 
+@pytest.mark.variants
 @every_algorithm
 def test_the_logged_return_is_that_of_the_environment(algorithm):
     plain, other = Rows(), Rows()
@@ -396,6 +399,7 @@ def test_the_logged_return_is_that_of_the_environment(algorithm):
     assert others == pytest.approx(returns, abs=1.2) and others[-1] > 200
 
 
+@pytest.mark.variants
 @every_algorithm
 def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_removed(algorithm):
     def learned(reward_signals):
@@ -459,7 +463,7 @@ class Drawn(gym.Env):
         return self.observation_space.sample(), 1.0, False, self.steps == 10, {}
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("use_actions", [False, True])
 @pytest.mark.parametrize("space", [Box(-1, 1, (3,), np.float64), Box(-1, 1, (), np.float32)])
 def test_demonstrations_may_have_numbers_of_64_bits_and_observations_without_a_dimension(space, use_actions):

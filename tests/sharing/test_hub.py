@@ -87,7 +87,7 @@ def play(policy, rows=5, steps=4):
     return [np.asarray(each) for each in done]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_pushed_acts_as_the_checkpoint_action_for_action(case, hub, checkpoint):
     path = checkpoint(case)
@@ -114,6 +114,7 @@ def save_plainly(model, folder):
     return folder / "a.ckpt"
 
 
+@pytest.mark.thorough
 def test_several_agents_with_policies_of_their_own_are_shared(hub, several):
     push(several)
     for behavior in ("a", "b"):
@@ -128,6 +129,7 @@ def test_several_agents_with_policies_of_their_own_are_shared(hub, several):
     assert all(map(np.array_equal, play(names["policy"]), play(lrl.load_policy(several, behavior="a"))))
 
 
+@pytest.mark.thorough
 def test_an_agent_is_played_in_the_final_lessons_of_its_curriculum(hub, tmp_path):
     lessons = {"curriculum": [{"name": "short", "value": 0.5, "completion_criteria": {"threshold": 1e6}}, {"name": "long", "value": 5.0}]}
     model = tiny(PPO, "CartPole-v1", max_env_steps=32, env={"parameters": {"length": lessons, "gravity": 11}, "observe_parameters": True})
@@ -171,6 +173,7 @@ def test_a_run_is_shared_with_its_settings_results_curve_and_page(hub, cartpole,
     assert str(cartpole.parent).encode() not in everything and b".ckpt" not in everything
 
 
+@pytest.mark.thorough
 def test_a_video_is_recorded_where_the_environment_renders(hub, checkpoint, cartpole):
     push(cartpole, video=None, episodes=1)
     assert b"ftyp" in hub.repos[REPO].files["replay.mp4"][:16]
@@ -182,6 +185,7 @@ def test_a_video_is_recorded_where_the_environment_renders(hub, checkpoint, cart
         push(checkpoint("noisy, dueling, histograms"), video=True)
 
 
+@pytest.mark.thorough
 def test_what_takes_a_checkpoint_takes_an_agent_of_the_hub(hub, cartpole, folder, capfd, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "datasets"))
     push(cartpole)
@@ -198,6 +202,7 @@ def test_what_takes_a_checkpoint_takes_an_agent_of_the_hub(hub, cartpole, folder
     assert not [path for path in (folder / "cache").rglob("*") if path.suffix in (".mp4", ".onnx")]
 
 
+@pytest.mark.thorough
 def test_a_new_run_begins_with_shared_weights_and_none_continues_from_them(hub, cartpole, folder, capfd):
     push(cartpole)
     settings = f"fit {TINY} --model.env.id CartPole-v1 --trainer.enable_progress_bar false"
@@ -207,6 +212,7 @@ def test_a_new_run_begins_with_shared_weights_and_none_continues_from_them(hub, 
     assert status == 2 and "is an agent without its run: start a new run with its weights, --init_from hf://" in error
 
 
+@pytest.mark.thorough
 def test_a_shared_agent_is_an_opponent(hub, folder, capfd):
     game = "pettingzoo.classic.tictactoe_v3 --model.encoder mlp"
     settings = f"{TINY} --model.env.id {game} --model.self_play {{}} --trainer.enable_progress_bar false --evaluation null"
@@ -220,6 +226,7 @@ def test_a_shared_agent_is_an_opponent(hub, folder, capfd):
     assert status == 0 and ADDRESS in out
 
 
+@pytest.mark.thorough
 def test_an_older_version_is_loaded_by_its_commit(hub, checkpoint):
     first = push(checkpoint("noisy, dueling, histograms"))
     second = push(checkpoint("squashed, with memory"))
@@ -229,6 +236,7 @@ def test_an_older_version_is_loaded_by_its_commit(hub, checkpoint):
         lrl.load_policy(f"{ADDRESS}@v7")
 
 
+@pytest.mark.thorough
 def test_the_cache_serves_when_the_hub_is_gone(hub, checkpoint, monkeypatch):
     push(checkpoint("noisy, dueling, histograms"))
     here = play(lrl.load_policy(ADDRESS))
@@ -256,6 +264,7 @@ def test_a_program_needs_no_more_than_the_hubs_own_environment_variables(hub, ca
     assert status == 2 and len(error.splitlines()) == 1 and "it is private and your token" in error
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("repo", "words"),
     [
@@ -270,6 +279,7 @@ def test_a_repository_that_cannot_be_written_to_is_refused(repo, words, hub, che
     assert not hub.repos
 
 
+@pytest.mark.thorough
 def test_without_a_token_nothing_is_pushed(hub, checkpoint, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(SettingError, match="needs a token of the hub, and there is none: run `hf auth login`, or set HF_TOKEN"):
@@ -279,6 +289,7 @@ def test_without_a_token_nothing_is_pushed(hub, checkpoint, monkeypatch):
         push(checkpoint("noisy, dueling, histograms"))
 
 
+@pytest.mark.thorough
 def test_nothing_else_is_overwritten_and_nothing_private_becomes_public(hub, checkpoint):
     hub.repos[REPO] = Repo()
     hub.repos[REPO].commit({"README.md": b"poems", "model.bin": b"1"})

@@ -94,6 +94,7 @@ def test_statistics_of_observations_are_read_and_matter(tmp_path):
     assert np.array_equal(lrl.load_policy(tmp_path / "alone.zip", env="Pendulum-v1").act(seen)[0], with_them)
 
 
+@pytest.mark.thorough
 def test_subcommands_play_an_agent_in_an_environment_that_is_named(folder, capfd):
     numbers = lrl.evaluate(CARTPOLE, 3, env="CartPole-v1")
     status, out, error = run(f"evaluate --ckpt_path {CARTPOLE} --env CartPole-v1 --episodes 3 --json", capfd)
@@ -108,6 +109,7 @@ def test_subcommands_play_an_agent_in_an_environment_that_is_named(folder, capfd
     assert run(f"export --ckpt_path {CARTPOLE} --env CartPole-v1 --out a.onnx", capfd)[0] == 0 and (folder / "a.onnx").is_file()
 
 
+@pytest.mark.thorough
 def test_an_agent_of_theirs_on_the_hub_is_read(hub):  # noqa: F811
     hub.repos["sb3/ppo-Pendulum-v1"] = Repo()
     statistics = (FOLDER / NORMALIZED / "vec_normalize.pkl").read_bytes()

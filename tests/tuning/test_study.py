@@ -155,6 +155,7 @@ def test_a_trial_that_is_worse_than_the_others_is_pruned_and_one_that_fails_does
     assert all(f"trial {each.number}: pruned with 0 at" in out for each in pruned)
 
 
+@pytest.mark.thorough
 def test_a_study_of_failures_ends_with_the_error_of_the_last(folder, capfd):
     (folder / "rewards.yaml").write_text("model.env.kwargs: {choices: [{fault: raise}]}\n")
     status, _, err = run(f"tune {OF_REWARDS} {PPO} --space rewards.yaml --trials 1", capfd)
@@ -173,6 +174,7 @@ def test_a_study_begins_with_the_values_of_its_config_and_random_trials_are_draw
     assert trials(folder / "random")[0].params["model.learning_rate"] != 0.0037
 
 
+@pytest.mark.thorough
 def test_a_study_says_what_it_will_do(folder, capfd):
     options = (
         f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --space rates.yaml --trials 1 --confirm 1 --confirm_seeds 1 --out mine"
@@ -408,7 +410,7 @@ def no_room(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_trial_is_pruned_in_the_seed_in_which_it_is_worse(seed, tmp_path):
     study, said = played(
@@ -418,7 +420,7 @@ def test_a_trial_is_pruned_in_the_seed_in_which_it_is_worse(seed, tmp_path):
     assert f"at 20% of seed {seed + 1};" in said[-1]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_trial_that_begins_badly_is_not_pruned_in_the_first_fifth_of_any_seeds_run(seed, tmp_path):
     study, _ = played(
@@ -450,6 +452,7 @@ def test_a_trial_whose_new_seeds_fail_is_not_the_best(tmp_path):
     assert study.best.number == 1
 
 
+@pytest.mark.thorough
 def test_a_trial_that_is_evaluated_as_nan_is_pruned_and_says_so(tmp_path):
     _, said = played(tmp_path, lambda run, k: math.nan if run.number == 3 else 1.0, trials=4, startup_trials=2, confirm=0)
     assert said[-1].startswith("trial 3: pruned with NaN at 20% of seed 1; ")
