@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ProgramEndedError, SettingError
-from lightning_rl.networks.acting import Structure, changes_of, copy_network, list_changes, structure_of
+from lightning_rl.networks.acting import Structure, changes_everywhere, changes_of, copy_network, list_changes, structure_of
 from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, FailureLimit, WorkerError, error_line
 from lightning_rl.threads import one_thread
 
@@ -61,9 +61,11 @@ class Workers(ABC):
 
         What else was changed in the network since workers got their copies is reported in a notice.
         """
-        changes = changes_of(self.copied, self._structure())
+        self._report(changes_of(self.copied, self._structure()), "after they started", "change it before fit")
+
+    def _report(self, changes: Mapping[str, str], where: str, way_out: str) -> None:
         if new := [text for place, text in changes.items() if place not in self.reported]:
-            self.notices.append(f"actors act without what was changed after they started: {list_changes(new)}; change it before fit")
+            self.notices.append(f"actors act without what was changed {where}: {list_changes(new)}; {way_out}")
             self.reported |= changes.keys()
 
     def _structure(self) -> Structure:
@@ -235,6 +237,10 @@ class RemoteWorkers(Workers):
         except BaseException:
             self.close()
             raise
+
+    def publish(self, version: int) -> None:
+        super().publish(version)
+        self._report(changes_everywhere(self.network.modules()), "in all of this process", "change the network instead")
 
     def call(self, worker: int, method: str, *arguments: object) -> None:
         if not self.calls[worker]:

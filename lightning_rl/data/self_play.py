@@ -20,7 +20,7 @@ from lightning_rl.data.opponents import Script, draw_actions, name_opponent
 from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.networks.acting import PolicyNetwork, copy_network
+from lightning_rl.networks.acting import PolicyNetwork, changes_of, copy_network, structure_of
 from lightning_rl.spaces import JOINT, OWN
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
 
@@ -153,6 +153,8 @@ class Snapshots:
     def get_network(self, number: int) -> PolicyNetwork:
         """Return the network of a snapshot."""
         if number not in self.networks:
+            if self.unused and changes_of(structure_of(self.unused[0]), structure_of(self.network)):
+                self.unused.clear()  # a user has changed the network since it was copied
             network = self.unused.pop() if self.unused else self._copy()
             load_weights(network, self.weights[number])
             self.networks[number] = network

@@ -32,7 +32,9 @@ NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray | None]] = {
 }
 """Activations that numpy applies in place."""
 REPLACEABLE = {"forward", "policy", "sample", "mode", "noise", "draw", "to_env", "shift_and_scale", "initial"}
-"""Methods of a policy's parts that a user may replace in an instance; the numpy actor then leaves it to torch."""
+"""Methods of a policy's parts that a user may replace in an instance or a class; the numpy actor then leaves it to torch."""
+PACKAGES = ("torch", "lightning_rl")
+"""Packages whose methods the numpy actor knows."""
 
 
 class ActingPolicy(Protocol):
@@ -321,7 +323,7 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     """Return whether the numpy actor computes the same for these observations as torch.
 
     It can for alternating linear layers and activations over a vector, in float32 on a CPU, with inputs of at most `MAX_WIDTH`. All parts
-    must be this package's or torch's own, without hooks, and with the methods of their class.
+    must be this package's or torch's own, without hooks, and with the methods of their class, which must be those of its package.
     """
     perceptron = network.perceptron()
     if perceptron is None or not perceptron.encoder.is_vector or type(perceptron.layers) is not nn.Sequential:
@@ -339,10 +341,16 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     for own_part in parts:
         if not type(own_part).__module__.startswith("lightning_rl."):
             return False
-    for part in (*parts, perceptron.layers, *modules):
+    all_parts = *parts, perceptron.layers, *modules
+    for part in all_parts:
         own = vars(part)
         if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or not REPLACEABLE.isdisjoint(own):
             return False
+    for kind in set(map(type, all_parts)):  # what `changes_everywhere` names
+        for name in REPLACEABLE:
+            method = getattr(kind, name, None)
+            if isinstance(method, FunctionType) and method.__module__.partition(".")[0] not in PACKAGES:
+                return False
     return not (everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
 
 
@@ -412,6 +420,17 @@ def has_global_hooks() -> bool:
     """Return whether there are hooks of all modules of the process."""
     module = torch.nn.modules.module
     return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
+def changes_everywhere(parts: Iterable[nn.Module]) -> dict[str, str]:
+    """Return a text for each change that acts in all of this process: hooks of all modules, and methods replaced in classes of parts."""
+    found = {"hooks of all modules": "hooks of all modules"} if has_global_hooks() else {}
+    for cls in {cls for kind in set(map(type, parts)) for cls in kind.__mro__}:
+        for name in REPLACEABLE & vars(cls).keys() if cls.__module__.partition(".")[0] in PACKAGES else ():
+            method = vars(cls)[name]
+            if isinstance(method, FunctionType) and method.__module__.partition(".")[0] not in PACKAGES:
+                found[f"{cls.__name__}.{name}"] = f"{cls.__name__}.{name} (replaced)"
+    return found
 
 
 def is_plain(value: object) -> bool:

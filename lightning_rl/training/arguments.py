@@ -248,7 +248,7 @@ def plain(value: object) -> Any:
         return {key if isinstance(key, int) else str(key): plain(child) for key, child in zip(keys, value.values(), strict=True)}
     if isinstance(value, Memory):
         return value.settings
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not callable(value):
         stored = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
         if isinstance(value, EnvConfig):
             stored["id"] = value.path
@@ -290,7 +290,7 @@ def loses(value: object, stored: Any) -> bool:
     """Return whether `plain` dropped a part of a value, or turned an object of another package's class into a dict."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not callable(value):
         parts = [(getattr(value, each.name), stored and stored[each.name]) for each in fields(value)]
         return not type(value).__module__.startswith("lightning_rl.") or any(loses(*part) for part in parts)
     if isinstance(value, Mapping):

@@ -23,7 +23,7 @@ from lightning_rl.envs.config import EnvConfig, EnvSource, changed_task
 from lightning_rl.envs.lessons import PlainSampler, as_parameter, change_parameter
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
-from lightning_rl.networks.acting import changes_of, structure_of
+from lightning_rl.networks.acting import changes_everywhere, changes_of, structure_of
 from lightning_rl.threads import one_thread
 from lightning_rl.training.hooks import RunModule, call_last_hook, has_kind
 from lightning_rl.training.learner import Learner
@@ -362,8 +362,8 @@ class Run:
 
     @property
     def changes(self) -> dict[str, str]:
-        """Return what was changed in networks after they were built, by place; checkpoints do not hold it."""
-        changes = {}
+        """Return what was changed in networks after they were built, or in all of this process, by place; checkpoints do not hold it."""
+        changes = changes_everywhere(self.module.modules())
         for name, algorithm in self.algorithms.items():
             for place, text in changes_of(algorithm.built, structure_of(algorithm, is_packaged)).items():
                 changes[f"{name}/{place}"] = f"{name}: {text}" if name else text

@@ -229,3 +229,15 @@ def test_a_bad_setting_is_one_line(setting, line):
 def test_self_play_needs_a_game_of_several_agents():
     with pytest.raises(SettingError, match="self_play needs a multi-agent game"):
         PPO("CartPole-v1", self_play={})
+
+
+def test_a_past_self_that_is_taken_after_a_change_of_the_network_plays_with_it():
+    learner = model()
+    snapshots = Snapshots(learner.network, 1)
+    for number in range(3):
+        if number == 2:
+            learner.network.actor[-1].register_forward_hook(lambda module, given, output: output.flip(-1))
+        snapshots.take()
+        snapshots.drop([])
+        obs = torch.ones(1, 2)
+        assert torch.equal(snapshots.get_network(number).policy(obs, (), None)[0], learner.network.policy(obs, (), None)[0]), number

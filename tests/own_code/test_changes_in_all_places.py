@@ -1,6 +1,6 @@
 """What a user changes in an algorithm's network after it is built counts in each place that uses the network, or one line names it.
 
-Acting, learning and evaluations of single networks are in `test_changed_networks.py`; here are copies, files, and other processes.
+Acting, learning and evaluations of single networks are in `test_changes.py`; here are copies, files, and other processes.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ from lightning_rl.actors.workers import ThreadWorkers
 from lightning_rl.networks.normalization import eval_mode
 from tests.experts import at_random
 from tests.fitting import REPLAY, fit, tiny, weights
-from tests.own_code.test_changed_networks import CHANGES, last, replace_last
+from tests.own_code.changes import (
+    ALGORITHMS,
+    EQUAL,
+    IN_WEIGHTS,
+    NAMED,
+    NETWORK,
+    OF_A_CLASS,
+    OF_ALL,
+    PARAMETRIZED,
+    REFUSED,
+    Scaled,
+    last,
+    note,
+    replace_last,
+)
 
-ALGORITHMS = {
-    "actor-critic": partial(lrl.PPO, "CartPole-v1", net_arch=[8, 8], n_steps=8, batch_size=8, normalize_obs="running"),
-    "separate critic": partial(lrl.PPO, "Pendulum-v1", net_arch=[8], n_steps=8, batch_size=8),
-    "q network": partial(lrl.DQN, "CartPole-v1", net_arch=[8, 8], **REPLAY),
-    "actor": partial(lrl.SAC, "Pendulum-v1", net_arch=[8, 8], **REPLAY),
-}
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode")
+"""Not tried here yet."""
+NEW = {OF_A_CLASS, "mode of the distribution", "an attribute of a layer", "a buffer of a layer"}
+CHANGES = {name: change for name, change in NETWORK.items() if name not in NEW}
 FAST = {"hook of the last layer", "another known activation"}
-IN_WEIGHTS = {"another layer", "weights in place", "weights by data", "weights by vector", "weights by assignment"}
-"""Changes that are nothing but other weights, which every file holds."""
-OF_ALL = "a hook of all modules"
-"""Not in a network, but in torch: it acts in this process, whatever is loaded."""
-
-
-@pytest.fixture(autouse=True)
-def no_global_hooks():
-    before = dict(nn.modules.module._global_forward_hooks)
-    yield
-    for number in set(nn.modules.module._global_forward_hooks) - set(before):
-        del nn.modules.module._global_forward_hooks[number]
 
 
 def build(name):
@@ -116,6 +115,7 @@ def test_a_checkpoint_holds_a_change_or_it_is_named_when_it_is_saved_and_when_it
             policy = lrl.load_policy(path)
         except lrl.SettingError as error:  # of other weights than the settings ask for
             assert changed and "these had been changed: " + ", ".join(changed[:3]) in str(error)
+            note(change, name, "load_policy", NAMED)
             return
     said = [str(each.message) for each in caught if "had been changed" in str(each.message)]
     if change == OF_ALL:
@@ -125,6 +125,7 @@ def test_a_checkpoint_holds_a_change_or_it_is_named_when_it_is_saved_and_when_it
         np.testing.assert_array_equal(acts(policy, obs), acts(algorithm, obs))
     else:
         assert len(said) == 1 and all(text in said[0] for text in changed[:3])
+    note(change, name, "load_policy", NAMED if changed else EQUAL)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -165,10 +166,12 @@ def test_the_export_of_a_changed_algorithm_acts_as_it_does(name, change, tmp_pat
         file = lrl.export_policy(algorithm, tmp_path / "policy.pt2")  # which compares it with the algorithm
     except lrl.SettingError as error:
         assert change == OF_ALL and "it differs from the checkpoint's policy, so nothing was written" in str(error)
+        note(change, name, "export", REFUSED)
         return
     (action,) = torch.export.load(file).module()(torch.from_numpy(obs))
     expected = lrl.Policy(algorithm.network, algorithm.spaces).act(obs)[0]
     np.testing.assert_allclose(action.numpy(), expected, atol=1e-5)
+    note(change, name, "export", EQUAL)
     if named:
         with pytest.raises(lrl.SettingError, match=r"^format safetensors holds only weights, not "):
             lrl.export_policy(algorithm, tmp_path / "policy.safetensors")
@@ -241,10 +244,6 @@ class Answers:
         pass
 
 
-PARAMETRIZED = {"weight norm", "orthogonal weights"}
-"""torch refuses to pickle these."""
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", [ThreadWorkers, ProcessWorkers])
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -262,6 +261,8 @@ def test_actors_act_as_the_network_that_was_changed_before_they_start_and_with_i
             for change, network in zip(changed, networks, strict=True):
                 expected = network.eval().policy(obs, (), None)[0].numpy()
                 np.testing.assert_allclose(workers.receive().value, expected, atol=1e-6, err_msg=change)
+                if kind is ProcessWorkers:
+                    note(change, name, "another process", EQUAL)
             for parameter in networks.parameters():
                 parameter.mul_(0.9)
         assert workers.notices == []
@@ -277,18 +278,6 @@ def test_what_cannot_be_sent_to_another_process_is_refused_in_one_line_and_reach
         torch.testing.assert_close(torch.from_numpy(workers.receive().value), networks[0].policy(obs, (), None)[0].detach())
     with pytest.raises(lrl.SettingError, match=r"^the policy or its environment cannot be sent to actors: .*parametrized modules"):
         ProcessWorkers(Answers, 1, networks)
-
-
-class Scaled(nn.Linear):
-    """A layer with an attribute and with a buffer that checkpoints leave out."""
-
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.factor = 1.0
-        self.register_buffer("shift", torch.zeros(()), persistent=False)
-
-    def forward(self, x):
-        return self.factor * super().forward(x) + self.shift
 
 
 @pytest.mark.parametrize("kind", [ThreadWorkers, pytest.param(ProcessWorkers, marks=pytest.mark.thorough)])
