@@ -25,7 +25,7 @@ def load_way():
 MOST = {
     "PPO": (15, 59),
     "SAC": (19, 76),
-    "MultiAgent": (24, 110),
+    "MultiAgent": (24, 105),
     "POCA": (22, 94),
     "setting in Python": (38, 116),
     "setting on the command line": (46, 165),

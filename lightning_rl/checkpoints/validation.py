@@ -151,7 +151,6 @@ RANK: Rules = {
 ALONE = {**RANK, **below("data", DATA), **LEARNER}
 """State of a single algorithm on a rank."""
 OPEN_ITERATION: Rules = {
-    "random_steps": COUNT,
     "generator": GENERATOR,
     "actions/[]/action|memory": ANYTHING,
     "steps/[]/obs|final_obs|mask|final_mask": ANYTHING,
@@ -319,9 +318,13 @@ def _count_differences(counts: State, collectors: Sequence[tuple[int, State]]) -
             yield f"rank {number} has contradictory ends of episodes"
         if len(done["actions"]) != len(done["steps"]):
             yield f"rank {number} has {len(done['actions'])} actions for {len(done['steps'])} steps"
-    statistics = [collector["statistics"] for _, collector in collectors]
-    for name, found in (("env_steps", [collector for _, collector in collectors]), ("episodes", statistics)):
-        if collectors and sum(each[name] for each in found) < counts[name]:
+    steps = [step for _, collector in collectors for step in (collector.get("open_iteration") or {"steps": []})["steps"]]
+    found = {
+        "env_steps": sum(collector["env_steps"] for _, collector in collectors) + sum(int(step["valid"].sum()) for step in steps),
+        "episodes": sum(collector["statistics"]["episodes"] for _, collector in collectors) + sum(len(step["ended"]) for step in steps),
+    }
+    for name, number in found.items():
+        if collectors and number < counts[name]:
             yield f"all ranks together have fewer {name} than the run"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -92,6 +92,15 @@ class Stepped(NamedTuple):
     action_mask: Tree
 
 
+class Pushed(NamedTuple):
+    """A step that was made from outside: the actions as sampled, the policy's memory before and after them, and the results."""
+
+    action: Tree
+    before: Tree
+    step: EnvStep
+    after: Tree
+
+
 class Statistics(Protocol):
     """The interface of episode statistics that a run uses."""
 
@@ -129,8 +138,12 @@ class RunCollector(Protocol):
 class Collector:
     """Steps N environments, `n_steps` times per iteration.
 
-    An observation is stored once, in an array `[T + 1, N, ...]`: the actor reads row t of it, and the rollout is a view of it. So
-    `act(t, …)` takes no observation, and a rollout on the CPU must be used before collecting the next.
+    A step is two calls: `act` returns the actions of N rows, and `store` takes their results. `collect` and `transitions` make them in turn
+    with the stepper. The steps of a pushed collector are made from outside, as several behaviors share one world; `collect` and
+    `transitions` then return what was pushed.
+
+    An observation is stored once, in an array `[T + 1, N, ...]`: the actor reads row t of it, and the rollout is a view of it. So a rollout
+    on the CPU must be used before collecting the next.
 
     Args:
         network: the policy, with its newest weights in every iteration.
@@ -139,6 +152,7 @@ class Collector:
         log_probs: whether rollouts need log-probabilities; otherwise that field stays empty.
         precision: context in which the network computes, the same as in its losses.
         next_obs: whether rollouts hold next observations, and the values of final observations also at terminations.
+        is_pushed: whether its steps are made from outside.
     """
 
     def __init__(
@@ -151,6 +165,7 @@ class Collector:
         log_probs: bool = True,
         precision: Precision = nullcontext,
         next_obs: bool = False,
+        is_pushed: bool = False,
     ) -> None:
         self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
         self.name, self.can_be_saved, self.set_lessons, self.close = stepper.name, stepper.can_be_saved, stepper.set_lessons, stepper.close
@@ -180,8 +195,22 @@ class Collector:
         self._rewards, self._marks, self._mask_tensor, self._next_tensor = tree_to_torch(stored)
         self._sequence_length: int = network.memory.sequence_length
         self._actor: StepActor | None = None
+        self._random: RandomActor | None = None
         self.notices: list[str] = []
         """Lines for the user about how actions are computed."""
+        self.t = 0
+        """Number of steps of the current iteration so far."""
+        self.is_pushed = is_pushed
+        self._pushed: list[Pushed] = []
+        """The steps of the current iteration if they are pushed."""
+        self._opened: State = {}
+        """The state at its beginning if they are pushed."""
+        self._ends: list[tuple[int, np.ndarray, Tree, Tree]] = []
+        """Ends of episodes in this iteration whose final value is needed: step, environments, their final observations and memories."""
+        self._taken: Tree = ()
+        """The newest actions, as sampled."""
+        self._before: Tree = ()
+        """The memory before them."""
         self._memory: Tree = ()
         self._memories: list[Tree] = []
         """The memory before the first row of each sequence of this iteration."""
@@ -199,6 +228,11 @@ class Collector:
         """Return a number that grows with each environment step, also within an iteration; only its differences have a meaning."""
         return self.env_steps
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether an iteration has begun and is not full."""
+        return 0 < self.t < self.n_steps
+
     def collect(self) -> Rollout:
         """Step `n_steps` times, continuing from the last rollout, and add values and log-probabilities."""
         unroll = self.unroll()
@@ -207,69 +241,82 @@ class Collector:
 
     def unroll(self) -> Unroll:
         """Step `n_steps` times, continuing from the last rollout. Return tensors, with the ends as arrays."""
-        actor, found = self.begin(), []
-        for t in range(self.n_steps):
-            step, after = self.step(t, actor)
-            if len(step.ended) and (len(self._next_obs) or step.truncated.any()):
-                ended = step.ended if len(self._next_obs) else np.flatnonzero(step.truncated)
-                final = tree_index(step.final_obs, np.searchsorted(step.ended, ended))
-                found.append((t, ended, final, tree_to_numpy(tree_index(after, ended))))
+        self.t = self.t if self.is_pushed else 0
+        while self.t < self.n_steps:
+            action = self.act()
+            step = self.stepper.restart_all() if self._restarts else self.stepper.step(action)
+            self._restarts = False
+            self.store(step)
         tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
         memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories]) if len(self._memory) else ()
-        ends = gather_ends(found, partial(allocate, self._space)) if found else NO_ENDS
+        ends = gather_ends(self._ends, partial(allocate, self._space)) if self._ends else NO_ENDS
         reward, marks, start = self._rewards.unsqueeze(-1), self._marks, self._marks["start"]
-        flags = marks["terminated"][:-1], marks["truncated"][:-1], marks["valid"][:-1], start
+        flags, actor = (marks["terminated"][:-1], marks["truncated"][:-1], marks["valid"][:-1], start), self._actor
+        assert actor is not None
         return Unroll(self._obs_tensor, actor.actions(), (), reward, *flags, self._mask_tensor, memory, self._next_tensor, ends)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
         """Yield `n_steps` steps one by one, the first `random_steps` with random actions. The next step overwrites the arrays."""
-        policy = self.begin()
-        random = RandomActor(self.network, self.num_envs, self.generator, policy) if random_steps > 0 else policy
+        self.t = self.t if self.is_pushed else 0
         for t in range(self.n_steps):
-            actor, memory = random if t < random_steps else policy, self._memory
-            if len(memory):
-                memory = reset_memory(tree_to_numpy(memory), self._start)
-            step, _ = self.step(t, actor)
-            yield Stepped(self._obs_rows[t], tree_to_numpy(actor.taken[-1]), step, memory, self._mask_rows[t])
+            if t < self.t:
+                taken, before, step, _ = self._pushed[t]
+            else:
+                action = self.act(random_steps)
+                step = self.stepper.restart_all() if self._restarts else self.stepper.step(action)
+                self._restarts = False
+                step, taken, before = self.store(step), self._taken, self._before
+            memory = reset_memory(tree_to_numpy(before), self._flags["start"][t]) if len(before) else ()
+            yield Stepped(self._obs_rows[t], tree_to_numpy(taken), step, memory, self._mask_rows[t])
 
-    def begin(self) -> StepActor:
-        """Return the actor of an iteration, before its first step. The first call resets the environments."""
-        if self._current is None:
-            self.reset()
-        obs = tree_index(self._obs, slice(self.n_steps))
-        if self._actor is None and self.exploration is not None:
-            self._actor = TorchActor(self.network, obs, self.exploration.generator, self.precision, self.exploration.step)
-        elif self._actor is None:
-            self._actor = make_actor(self.network, obs, self.generator, self.precision)
-        elif isinstance(self._actor, NumpyActor) and not fits_numpy(self._actor.network, obs):
-            self.notices.append("the policy was changed from outside: torch computes its actions from now on, which is slower")
-            self._actor = TorchActor(self.network, obs, self.generator, self.precision)
-        else:
-            self._actor.begin(obs)
-        self._memories = []
-        self.statistics.finished.clear()
-        return self._actor
+    def act(self, random_steps: int = 0, made: Pushed | None = None) -> Tree:
+        """Return the next actions `[N, ...]`, as environments take them. The first call resets the environments.
 
-    def reset(self, seeded: bool = True) -> None:
-        """Start an episode in all environments, with the collector's seed or continuing their random streams."""
-        obs, self._mask = self.stepper.reset(self.seed if seeded else None)
-        self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps, self.labels)
-        self._memory = self.network.initial_memory(self.num_envs)
-        self._start = np.ones(self.num_envs, dtype=bool)
-
-    def step(self, t: int, actor: StepActor | RandomActor) -> tuple[EnvStep, Tree]:
-        """Make step t of an iteration. Return its results, and the policy's memory after it."""
+        Args:
+            random_steps: number of steps at the beginning of an iteration whose actions are random.
+            made: a step that was made already, by a run that is resumed: its actions are taken, and () is returned.
+        """
+        t = self.t = self.t % self.n_steps
+        if t == 0:  # an iteration begins
+            obs = tree_index(self._obs, slice(self.n_steps))
+            if self._current is None:
+                self.reset()
+            if self.is_pushed:
+                self._opened, self._pushed = self._state_now(), []
+            if self._actor is None and self.exploration is not None:
+                self._actor = TorchActor(self.network, obs, self.exploration.generator, self.precision, self.exploration.step)
+            elif self._actor is None:
+                self._actor = make_actor(self.network, obs, self.generator, self.precision)
+            elif isinstance(self._actor, NumpyActor) and not fits_numpy(self._actor.network, obs):
+                self.notices.append("the policy was changed from outside: torch computes its actions from now on, which is slower")
+                self._actor = TorchActor(self.network, obs, self.generator, self.precision)
+            else:
+                self._actor.begin(obs)
+            self._random, self._memories, self._ends = None, [], []
+            self.statistics.finished.clear()
         tree_map(copy_to, self._obs_rows[t], self._current)
         if len(self._mask):
             copy_to(self._mask_rows[t], self._mask)
-        flags = self._flags
-        flags["start"][t] = self._start
+        self._flags["start"][t] = self._start
         if t % self._sequence_length == 0:
             self._memories.append(self._memory)
-        action, self._memory = actor.act(t, self._memory, self._start, self._mask_rows[t])
-        step = self.stepper.restart_all() if self._restarts else self.stepper.step(action)
-        self._restarts = False
+        self._before = self._memory
+        actor: Any = self._actor
+        if made is not None:
+            device = self.generator.device
+            actor.taken.append(made.action if isinstance(actor, NumpyActor) else tree_to_torch(made.action, device))
+            action, self._memory = (), tree_to_torch(made.after, device)
+        else:
+            if t < random_steps:
+                actor = self._random = self._random or RandomActor(self.network, self.num_envs, self.generator, actor)
+            action, self._memory = actor.act(t, self._memory, self._start, self._mask_rows[t])
+        self._taken = actor.taken[-1]
+        return action
+
+    def store(self, step: EnvStep) -> EnvStep:
+        """Store the results of the newest actions. Return them, without NaN and infinite values."""
+        t, flags = self.t, self._flags
         if is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs)):
             self.guard.bad_steps = 0
         else:
@@ -285,8 +332,22 @@ class Collector:
             self._cut(t, step.episode_start & ~step.valid)
         if len(self._next_obs):
             self._keep_next(tree_index(self._next_obs, t), step)
+        if len(step.ended) and (len(self._next_obs) or step.truncated.any()):
+            ended = step.ended if len(self._next_obs) else np.flatnonzero(step.truncated)
+            final = tree_index(step.final_obs, np.searchsorted(step.ended, ended))
+            self._ends.append((t, ended, final, tree_to_numpy(tree_index(self._memory, ended))))
         self.statistics.update(step)
-        return step, self._memory
+        self.t = t + 1
+        if self.is_pushed:
+            self._pushed.append(Pushed(self._taken, self._before, step, self._memory))
+        return step
+
+    def reset(self, seeded: bool = True) -> None:
+        """Start an episode in all environments, with the collector's seed or continuing their random streams."""
+        obs, self._mask = self.stepper.reset(self.seed if seeded else None)
+        self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps, self.labels)
+        self._memory = self.network.initial_memory(self.num_envs)
+        self._start = np.ones(self.num_envs, dtype=bool)
 
     def _keep_next(self, row: Tree, step: EnvStep) -> None:
         """Store the next observations; the final ones where episodes ended."""
@@ -356,10 +417,23 @@ class Collector:
 
     def interrupt(self) -> None:
         """Abandon the current episodes after an error, which may have left the environments in the middle of a step."""
-        self.interrupted, self._current = True, None
+        self.interrupted, self._current, self.t = True, None, 0
 
     def get_state(self) -> State:
-        """Return everything that the next iteration depends on, between iterations or after an interruption."""
+        """Return everything that the next iteration depends on, between iterations or after an interruption.
+
+        Of an iteration whose steps are pushed, it is the state at its beginning with the steps so far.
+        """
+        if not self.is_pushed:
+            return self._state_now()
+        if not self.is_open:
+            return {**self._state_now(), "open_iteration": None}
+        actions = [tree_to_numpy({"action": made.action, "memory": made.after}) for made in self._pushed]
+        steps = [made.step._asdict() for made in self._pushed]
+        return {**self._opened, "open_iteration": {"actions": actions, "steps": steps, "generator": self.generator.get_state()}}
+
+    def _state_now(self) -> State:
+        """Return the state between iterations or after an interruption."""
         state: State = {name: getattr(self, name) for name in ("env_steps", "rows")}
         state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
         if self.interrupted:
@@ -398,7 +472,19 @@ class Collector:
         self._current, self._start, self._mask = episodes["obs"], episodes["start"], episodes.get("mask", ())
         self._restarts = episodes.get("begin_anew", False)
         self._memory = tree_to_torch(episodes["memory"], self.generator.device)
+        if (made := state.get("open_iteration")) is not None:
+            self._repeat(made)
         return None
+
+    def _repeat(self, made: State) -> None:
+        """Repeat the steps of an iteration that were pushed before the state was saved."""
+        if len(made["steps"]) >= self.n_steps:
+            raise ValueError(f"its iteration has {self.n_steps} steps and is full")
+        for taken, step in zip(made["actions"], made["steps"], strict=True):
+            self.act(made=Pushed(taken["action"], (), EnvStep(**step), taken["memory"]))
+            self.store(EnvStep(**step))
+        if made["steps"]:  # otherwise its actor is not ready yet
+            self.generator.set_state(torch.from_numpy(made["generator"]))
 
 
 def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:

@@ -94,7 +94,7 @@ class EpisodeStatistics:
         windows: State = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
         windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
         counts = {"episodes": self.episodes, "reports_success": self.reports_success}
-        return {"running_return": self.running_return, "running_length": self.running_length, **counts, **windows}
+        return {"running_return": self.running_return.copy(), "running_length": self.running_length.copy(), **counts, **windows}
 
     def set_state(self, state: State) -> None:
         self.running_return[:], self.running_length[:], self.episodes = state["running_return"], state["running_length"], state["episodes"]

@@ -1,17 +1,15 @@
-"""Experience of several behaviors in one world: their collectors propose actions, the world steps once, and each stores its results.
+"""Experience of several behaviors in one world: their collectors act, the world steps once, and each stores its results.
 
 Each behavior has its own length of iterations. An item of the joint dataset holds the full ones, by the name of the behavior.
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
-from lightning_rl.data.collector import INTERRUPTED, Collector, Stepped, copy_to
+from lightning_rl.data.collector import INTERRUPTED, Collector
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.rollout import ExperienceDataset
 from lightning_rl.data.self_play import SelfPlayOpponent
@@ -19,20 +17,21 @@ from lightning_rl.data.turns import Rival, Turns
 from lightning_rl.envs.agents.world import Side, World
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import RandomActor, StepActor
-from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.types import EnvStep, State, Tree
 
 
 class SharedStepper:
-    """Presents a side of a world as a collector's environments. The code that steps the world appends the results to `steps`."""
+    """Presents a side of a world as the environments of a collector, whose steps are pushed: the joint dataset steps the world."""
 
     restarts, workers = 0, None
     opponent: SelfPlayOpponent | None = None
     """Plays the side while another behavior learns, if behaviors take turns."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, learns: bool = True) -> None:
         self.side, self.name, self.num_envs, self.can_be_saved, self.labels = side, side.name, side.num, True, side.labels
-        self.all_valid, self.notices, self.steps = side.outcome.all_valid, list[str](), deque[EnvStep]()
+        self.all_valid, self.notices = side.outcome.all_valid, list[str]()
+        self.learns = learns
+        """Whether its behavior learns; otherwise only statistics are kept, and its iterations are not used."""
 
     @property
     def present(self) -> np.ndarray:
@@ -42,14 +41,6 @@ class SharedStepper:
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         """Return the newest observations and masks; the world resets itself."""
         return self.side.newest()
-
-    def step(self, action: Tree) -> EnvStep:
-        """Return the oldest step that was not returned yet; the action was already taken."""
-        return self.steps.popleft()
-
-    def restart_all(self) -> EnvStep:
-        """Raise `SettingError`: the world is shared."""
-        raise SettingError(f"{self.name} is one of several behaviors: lessons and frozen statistics cannot restart episodes for it alone")
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
         """Raise `SettingError`: the world is shared."""
@@ -67,124 +58,10 @@ class SharedStepper:
         return None
 
 
-class SampledAction(NamedTuple):
-    """Actions of N rows in one step, as sampled, and the memory after them."""
-
-    action: Tree
-    memory: Tree
-
-
-class SharedCollector(Collector):
-    """A collector that proposes one action at a time, and builds its rollout from the steps when its iteration is full.
-
-    Call `open` to begin an iteration, then `propose` and `take` `n_steps` times, then `collect` or `transitions`.
-    """
-
-    stepper: SharedStepper  # type: ignore[assignment]
-    is_open = False
-    """Whether an iteration has begun and is not full."""
-    learns = True
-    """Whether its behavior learns; otherwise only statistics are kept, and it is never full."""
-
-    def open(self, random_steps: int = 0) -> None:
-        """Begin an iteration whose first `random_steps` steps have random actions."""
-        self.steps_at_random, self.generator_before = random_steps, self.generator.get_state()
-        self.policy = super().begin()
-        self.random = RandomActor(self.network, self.num_envs, self.generator, self.policy) if random_steps > 0 else None
-        self.sampled: list[SampledAction] = []
-        self.now = self._current, self._mask, self._start, self._memory
-        self.is_open = True
-
-    def propose(self) -> Tree:
-        """Return the next actions `[N, ...]`, in the environment's format."""
-        t, (_, _, start, memory) = len(self.sampled), self.now
-        self._write_newest()
-        actor = self.random if self.random is not None and t < self.steps_at_random else self.policy
-        action, after = actor.act(t, memory, start, self._mask_rows[t])
-        self.sampled.append(SampledAction(actor.taken[-1], after))
-        return action
-
-    def _write_newest(self) -> None:
-        """Write the newest observations and masks into the arrays that actors read."""
-        t, (obs, mask, _, _) = len(self.sampled), self.now
-        tree_map(copy_to, self._obs_rows[t], obs)
-        if len(mask):
-            copy_to(self._mask_rows[t], mask)
-
-    def take(self, step: EnvStep) -> bool:
-        """Store the results of a step. Return whether the iteration is full."""
-        step = self.check(step, self._obs_rows[len(self.sampled) - 1])
-        self.stepper.steps.append(step)
-        self.now = step.obs, step.mask, step.episode_start, self.sampled[-1].memory
-        self.is_open = len(self.sampled) < self.n_steps
-        if not self.is_open and not self.learns:
-            for _ in self.transitions():
-                pass
-            self.open()
-        return not self.is_open
-
-    def check(self, step: EnvStep, before: Tree) -> EnvStep:
-        """Return a step without NaN and infinite values, see `Guard.replace`."""
-        if is_finite(step.obs) and is_finite(step.reward) and (step.final_obs is None or is_finite(step.final_obs)):
-            self.guard.bad_steps = 0
-            return step
-        return self.guard.replace(step, before, self.env_steps, self.labels)
-
-    def begin(self) -> Any:
-        """Return the actor for `unroll`: this object, which repeats the actions already taken."""
-        self._memories = []
-        self.statistics.finished.clear()
-        return self
-
-    def step(self, t: int, actor: StepActor | RandomActor) -> tuple[EnvStep, Tree]:
-        """Collect step t from the steps already made; `take` has already counted consecutive steps with NaN or infinite values."""
-        bad_steps = self.guard.bad_steps
-        collected = super().step(t, actor)
-        self.guard.bad_steps = bad_steps
-        return collected
-
-    def act(self, t: int, memory: Tree, episode_start: np.ndarray, action_mask: Tree = ()) -> SampledAction:
-        """Repeat the action of a step."""
-        self.taken = [self.sampled[t].action]
-        return self.sampled[t]
-
-    def actions(self) -> Tree:
-        """Return all actions as sampled, `[T, N, ...]`."""
-        return tree_stack([tree_to_torch(each.action, self.generator.device) for each in self.sampled])
-
-    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
-        """Yield the steps of a full iteration one by one; `random_steps` was set when it began."""
-        return super().transitions()
-
-    def get_state(self) -> State:
-        """Return the state at the beginning of the iteration, and the steps made in it."""
-        state = {**super().get_state(), "open_iteration": None}
-        if self.is_open and not self.interrupted:
-            actions = [tree_to_numpy(each._asdict()) for each in self.sampled]
-            steps = [step._asdict() for step in self.stepper.steps]
-            done = {"random_steps": self.steps_at_random, "actions": actions, "steps": steps, "generator": state["generator"]}
-            state |= {"open_iteration": done, "generator": self.generator_before}
-        return state
-
-    def set_state(self, state: State) -> str | None:
-        """Restore a state, and repeat the steps of its iteration."""
-        new_episodes, done = super().set_state(state), state["open_iteration"]
-        if new_episodes is None and done is not None:
-            self.open(done["random_steps"])
-            for sampled, step in zip(done["actions"], done["steps"], strict=True):
-                self._write_newest()
-                self.sampled.append(SampledAction(sampled["action"], tree_to_torch(sampled["memory"], self.generator.device)))
-                self.take(EnvStep(**step))
-            if not self.is_open:
-                raise ValueError(f"its iteration has {self.n_steps} steps and is full")
-            self.generator.set_state(torch.from_numpy(done["generator"]))
-        return new_episodes
-
-
 class JointStatistics:
     """Statistics of all learning behaviors together, for the run as a whole."""
 
-    def __init__(self, collectors: Mapping[str, SharedCollector]) -> None:
+    def __init__(self, collectors: Mapping[str, Collector]) -> None:
         self.collectors = collectors
 
     @property
@@ -219,10 +96,10 @@ class JointStatistics:
 class JointCollector:
     """The collector of a run for all behaviors of a world, see `RunCollector`. Its iteration ends when that of any learner is full."""
 
-    def __init__(self, world: World, collectors: Mapping[str, SharedCollector]) -> None:
+    def __init__(self, world: World, collectors: Mapping[str, Collector]) -> None:
         self.world, self.collectors = world, collectors
         self.name, self.num_envs, self.can_be_saved, self.close = world.name, len(world.copies), world.way is not None, world.close
-        self.learners = {name: each for name, each in collectors.items() if each.learns}
+        self.learners = {name: each for name, each in collectors.items() if each.stepper.learns}  # type: ignore[union-attr]
         self.n_steps = min(each.n_steps for each in self.learners.values())
         self.statistics = JointStatistics(self.learners)
         self.steps = 0
@@ -284,7 +161,7 @@ class JointDataset(ExperienceDataset):
 
     Args:
         world: the world to step.
-        datasets: the dataset of each behavior, with a `SharedCollector`.
+        datasets: the dataset of each behavior, with a `Collector` whose steps are pushed.
         seed: seed of the world's first episodes.
         iterations: an upper bound of the run's iterations.
         rivals: the learners that take turns, by name, in order.
@@ -324,23 +201,13 @@ class JointDataset(ExperienceDataset):
             self.turns.reset()
             self.was_reset = True
         full = self._begin_turn() if self.turns.begins else []
-        acting = {name: each for name, each in self.collectors.items() if name not in self.turns.waiting}
-        self._open(() if full else acting)
+        acting = [name for name in self.collectors if name not in self.turns.waiting]
         while not full:
-            actions = {name: collector.propose() for name, collector in acting.items()}
-            steps = self.world.step({**actions, **self.turns.act()})
+            steps = self.world.step({**self._act(acting), **self.turns.act()})
             self.joint.steps += 1
-            full = [name for name, collector in acting.items() if collector.take(steps[name])]
+            full = self._store(steps, acting)
             self.turns.watch(steps)
         return full
-
-    def _open(self, names: Iterable[str]) -> None:
-        """Begin the next iterations of behaviors that are not in the middle of one."""
-        for name in names:
-            collector, dataset = self.collectors[name], self.datasets[name]
-            if not collector.is_open:
-                random = (dataset.random_until - dataset.steps) / collector.num_envs if isinstance(dataset, ReplayDataset) else 0
-                collector.open(max(0, math.ceil(random)))
 
     def _begin_turn(self) -> list[str]:
         """Begin new episodes in all copies; for behaviors that always learn this is a step that is not experience.
@@ -348,13 +215,30 @@ class JointDataset(ExperienceDataset):
         Return the names of the behaviors whose iterations become full by it.
         """
         others = [name for name in self.collectors if name not in self.turns.opponents]
-        self._open(others)
-        for name in others:
-            self.collectors[name].propose()
+        self._act(others)
         self.world.reset()
         self.turns.begin()
         self.datasets[self.turns.learner].begin_episodes()
-        return [name for name in others if self.collectors[name].take(self.world.sides[name].restart())]
+        return self._store({name: self.world.sides[name].restart() for name in others}, others)
+
+    def _act(self, names: Iterable[str]) -> dict[str, Tree]:
+        """Return the actions of behaviors; those with a replay buffer begin with random ones."""
+        actions = {}
+        for name in names:
+            collector, dataset = self.collectors[name], self.datasets[name]
+            left = dataset.random_until - dataset.steps if isinstance(dataset, ReplayDataset) else 0.0
+            actions[name] = collector.act(math.ceil(left / collector.num_envs))
+        return actions
+
+    def _store(self, steps: Mapping[str, EnvStep], names: Iterable[str]) -> list[str]:
+        """Store the results of behaviors. Return the names of those whose iterations are full."""
+        full = []
+        for name in names:
+            collector = self.collectors[name]
+            collector.store(steps[name])
+            if collector.stepper.learns and not collector.is_open:
+                full.append(name)
+        return full
 
     def count_steps(self) -> int:
         """Return the number of steps of the world since the last call."""

@@ -12,7 +12,7 @@ from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
 from lightning_rl.envs.agents.stepper import points
 from lightning_rl.envs.agents.world import World
 from lightning_rl.nan_policy import finite_rewards
-from lightning_rl.types import EnvStep, State, Tree, tree_map
+from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map
 
 
 class Rival(Protocol):
@@ -110,9 +110,11 @@ class Turns:
     def watch(self, steps: Mapping[str, EnvStep]) -> None:
         """Process a step of the world: add up returns, and note games that ended."""
         for name in self.waiting:
-            step = steps[name]
-            checked = self.collectors[name].check(step, self.seen[name])
-            if checked is not step:
+            step, collector = steps[name], self.collectors[name]
+            if is_finite((step.obs, step.reward, () if step.final_obs is None else step.final_obs)):
+                collector.guard.bad_steps = 0
+            else:
+                checked = collector.guard.replace(step, self.seen[name], collector.env_steps, collector.labels)
                 tree_map(np.copyto, self.sides[name].obs, checked.obs)
         for name in self.opponents:
             self.start[name] = steps[name].episode_start

@@ -31,7 +31,7 @@ from lightning_rl.data.demonstrations import (
 from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.self_play import SelfPlayOpponent
-from lightning_rl.data.shared import SharedCollector, SharedStepper
+from lightning_rl.data.shared import SharedStepper
 from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize
 from lightning_rl.distributed import of_all_ranks
@@ -165,17 +165,15 @@ def make_shared_collector(algorithm: LearningModule, n_steps: int, acting: int, 
     if algorithm.self_play is not None:
         stepper.opponent = make_self_play_opponent(algorithm, algorithm.env.num_envs)
     precision = get_precision_context(algorithm)
-    return SharedCollector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm), True)
 
 
 def frozen_experience(algorithm: LearningModule) -> RolloutDataset:
     """Return the dataset of a frozen behavior, which acts but yields nothing."""
     acting = seed_draws(algorithm)
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
-    stepper = SharedStepper(algorithm.env.side)
-    precision = get_precision_context(algorithm)
-    collector = SharedCollector(stepper, algorithm.spaces, algorithm.network, FROZEN_STEPS, acting, False, precision)
-    collector.learns = False
+    stepper, precision = SharedStepper(algorithm.env.side, learns=False), get_precision_context(algorithm)
+    collector = Collector(stepper, algorithm.spaces, algorithm.network, FROZEN_STEPS, acting, False, precision, is_pushed=True)
     return RolloutDataset(collector, 0)
 
 

@@ -142,7 +142,7 @@ def test_a_frozen_behavior_acts_and_does_not_learn(tmp_path):
     trainer = fit(model, tmp_path / "second", evaluation=lrl.EvaluationConfig(every_n_env_steps=48, episodes=2), logger=True)
     changed = {name.split(".")[1] for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
     assert changed == {"a"} and (model.algorithms["a"].updates, model.algorithms["b"].updates) == (8, 0)
-    assert model.algorithms["b"].env_steps == 64 and "b/rollout/ep_rew_mean" in read_rows(trainer.run_folder / "metrics.csv")[-1]
+    assert model.algorithms["b"].env_steps == 96 and "b/rollout/ep_rew_mean" in read_rows(trainer.run_folder / "metrics.csv")[-1]
     obs = np.array([1, 2], np.float32)
     assert lrl.load_policy(run, behavior="b").act(obs)[0] == lrl.load_policy(trainer.run_folder, behavior="b").act(obs)[0]
 

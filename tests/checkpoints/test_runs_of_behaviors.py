@@ -60,7 +60,6 @@ CASES = [
     *[((*B, "episodes", name), value) for name, value in (("obs", torch.zeros(7)), ("start", FLAGS[:1]), ("start", 3), ("envs", 3))],
     *[((*B, "episodes"), value) for value in (3, {}, "x")],
     *[(OPEN, value) for value in (3, [], {}, GONE)],
-    *[((*OPEN, "random_steps"), value) for value in (nan, -1, "x", 1.5, GONE)],
     *[((*OPEN, "generator"), value) for value in (3, None, torch.zeros(3), GONE)],
     *[((*OPEN, name), value) for name in ("actions", "steps") for value in (3, [], [3], {}, GONE)],
     *[((*STEP, "reward"), value) for value in (ONE, TWO * nan, TWO + inf, FLAGS, 3, None, GONE)],
