@@ -42,7 +42,6 @@ from tests.own_code.changes import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode")
-"""Not tried here yet."""
 NEW = {OF_A_CLASS, "mode of the distribution", "an attribute of a layer", "a buffer of a layer"}
 CHANGES = {name: change for name, change in NETWORK.items() if name not in NEW}
 FAST = {"hook of the last layer", "another known activation"}
