@@ -319,6 +319,24 @@ def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, precisio
     return TorchActor(network, obs, generator, precision)
 
 
+METHODS: dict[type, list[tuple[str, object]]] = {}
+"""The methods of classes of parts that numpy was found to fit: it does as long as these are the same."""
+
+
+def packaged_methods(kind: type) -> list[tuple[str, object]]:
+    """Return the replaceable methods of a class and note them; None in place of one that was replaced."""
+    methods = [(name, getattr(kind, name)) for name in sorted(REPLACEABLE) if hasattr(kind, name)]
+    if replaced := [(name, None) for name, method in methods if is_replaced(method)]:
+        return replaced
+    METHODS[kind] = methods
+    return methods
+
+
+def is_replaced(method: object) -> bool:
+    """Return whether a method of a class of `PACKAGES` is a function from elsewhere."""
+    return isinstance(method, FunctionType) and method.__module__.partition(".")[0] not in PACKAGES
+
+
 def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     """Return whether the numpy actor computes the same for these observations as torch.
 
@@ -346,10 +364,9 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
         own = vars(part)
         if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or not REPLACEABLE.isdisjoint(own):
             return False
-    for kind in set(map(type, all_parts)):  # what `changes_everywhere` names
-        for name in REPLACEABLE:
-            method = getattr(kind, name, None)
-            if isinstance(method, FunctionType) and method.__module__.partition(".")[0] not in PACKAGES:
+    for kind in set(map(type, all_parts)):
+        for name, method in METHODS.get(kind) or packaged_methods(kind):
+            if getattr(kind, name) is not method:
                 return False
     return not (everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
 
@@ -427,8 +444,7 @@ def changes_everywhere(parts: Iterable[nn.Module]) -> dict[str, str]:
     found = {"hooks of all modules": "hooks of all modules"} if has_global_hooks() else {}
     for cls in {cls for kind in set(map(type, parts)) for cls in kind.__mro__}:
         for name in REPLACEABLE & vars(cls).keys() if cls.__module__.partition(".")[0] in PACKAGES else ():
-            method = vars(cls)[name]
-            if isinstance(method, FunctionType) and method.__module__.partition(".")[0] not in PACKAGES:
+            if is_replaced(vars(cls)[name]):
                 found[f"{cls.__name__}.{name}"] = f"{cls.__name__}.{name} (replaced)"
     return found
 

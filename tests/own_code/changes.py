@@ -533,7 +533,7 @@ def expected(change: str, algorithm: str) -> dict[str, str]:
     if change in PARAMETRIZED:
         found["another process"] = REFUSED
     if change in IN_TORCH:
-        found |= {"another process": NAMED, **({"export": REFUSED} if change == OF_ALL else {})}
+        found |= {"another process": NAMED, **({"export": REFUSED} if change == OF_ALL and algorithm == "actor-critic" else {})}
     if change == UNLEARNED and algorithm in ("q network", "actor"):
         found["learning"] = REFUSED
     return found
