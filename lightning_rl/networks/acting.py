@@ -324,10 +324,10 @@ METHODS: dict[type, list[tuple[str, object]]] = {}
 
 
 def packaged_methods(kind: type) -> list[tuple[str, object]]:
-    """Return the replaceable methods of a class and note them; None in place of one that was replaced."""
+    """Return the replaceable methods of a class and note them; None in their place if one was replaced."""
     methods = [(name, getattr(kind, name)) for name in sorted(REPLACEABLE) if hasattr(kind, name)]
-    if replaced := [(name, None) for name, method in methods if is_replaced(method)]:
-        return replaced
+    if any(is_replaced(method) for _, method in methods):
+        return [(name, None) for name, _ in methods]
     METHODS[kind] = methods
     return methods
 
