@@ -18,7 +18,6 @@ from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.iteration import make_target
 from lightning_rl.data.collector import Collector
 from lightning_rl.losses import soft_actor_critic as losses
-from lightning_rl.networks.acting import RandomActor
 from lightning_rl.networks.off_policy import Critic
 from lightning_rl.networks.q_network import CategoricalReturn, QNetwork
 from lightning_rl.rewards.signal import Extrinsic
@@ -250,19 +249,20 @@ def test_environments_that_do_not_divide_an_iteration_shorten_it():
 def test_every_step_is_made_with_the_newest_weights(algorithm, monkeypatch):
     settings = {"exploration_initial_eps": 0.0, "exploration_final_eps": 0.0} if algorithm is DQN else {}
     model, seen = tiny(algorithm, env={"num_envs": 1}, train_freq=1, learning_starts=8, warmup="policy", **settings), []
-    step, end_update = Collector.step, model.end_update
+    act, end_update = Collector.act, model.end_update
 
-    def watched(collector, t, actor):
-        result = step(collector, t, actor)
+    def watched(collector, random_steps):
+        action = act(collector, random_steps)
+        t, actor = collector.t, collector._actor
         with torch.no_grad():
             obs = torch.from_numpy(collector._obs_rows[t])
             x = model.network.value(obs).sum(-1) if algorithm is DQN else model.network(obs)
         expected = model.network.distribution.draw(x.numpy(), actor.noise[t])
         np.testing.assert_allclose(actor.taken[-1], expected, rtol=1e-4, atol=1e-5)
         seen.append("step")
-        return result
+        return action
 
-    monkeypatch.setattr(Collector, "step", watched)
+    monkeypatch.setattr(Collector, "act", watched)
     model.end_update = lambda batch: (seen.append("update"), end_update(batch))
     before = weights(model)
     fit(model)
@@ -290,13 +290,14 @@ def test_random_actions_come_after_the_steps_of_frozen_statistics_too(monkeypatc
 
 def acting(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Who made each step of a run."""
-    seen, step = [], Collector.step
+    seen, act = [], Collector.act
 
-    def watched(collector, t, actor):
-        seen.append("random" if isinstance(actor, RandomActor) else "policy")
-        return step(collector, t, actor)
+    def watched(collector, random_steps):
+        action = act(collector, random_steps)
+        seen.append("random" if collector._taken is getattr(collector._random, "taken", [None])[-1] else "policy")
+        return action
 
-    monkeypatch.setattr(Collector, "step", watched)
+    monkeypatch.setattr(Collector, "act", watched)
     fit(model)
     return seen
 

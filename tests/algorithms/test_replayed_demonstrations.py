@@ -48,14 +48,14 @@ def test_the_buffer_is_filled_with_demonstrations_before_the_first_step(algorith
     terminated = np.arange(5) == 4
     given = Demonstration(obs, action, np.arange(5) + 0.5, terminated, np.zeros(5, bool))
     model = tiny(algorithm, "tests.environments:Anything-v0", env={"kwargs": kwargs}, replay={"demonstrations": [given]})
-    found, step = [], Collector.step
+    found, act = [], Collector.act
 
-    def watched(collector, t, actor):
+    def watched(collector, random_steps):
         if not found:
             found.append(model.dataset.buffer.sample(200))
-        return step(collector, t, actor)
+        return act(collector, random_steps)
 
-    monkeypatch.setattr(Collector, "step", watched)
+    monkeypatch.setattr(Collector, "act", watched)
     kept = []
     model.on_train_end = lambda: kept.append(len(model.dataset.buffer))
     fit(model)
