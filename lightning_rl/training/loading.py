@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_rl import MODELS
+from lightning_rl.callbacks.iteration import match_targets
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import find_saved, last_generation, previous_path, read_verified, shown
 from lightning_rl.checkpoints.kinds import is_finite
@@ -227,6 +228,9 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
         raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     algorithm.configure_model()  # Lightning allows repeated calls
+    behaviors: Mapping[str, Any] = getattr(algorithm, "algorithms", {})
+    for each in behaviors.values() or [algorithm]:
+        match_targets(each.target_networks)  # as when the run begins: a user may have changed the online ones
     try:
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path, own.get("changes", ()))
     except SettingError as error:
@@ -234,7 +238,6 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
         changed = [name for name in found if name != f"max_{algorithm.counter}"]  # the length of a run may change
         named = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
         raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
-    behaviors: Mapping[str, Any] = getattr(algorithm, "algorithms", {})
     check_run(checkpoint, path, _optimizers(algorithm), tuple(behaviors))
     for rank in own.get("ranks", []):
         if rank["num_envs"] == algorithm.num_envs:

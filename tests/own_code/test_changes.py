@@ -30,7 +30,7 @@ from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.spaces import Spaces
 from tests.fitting import Rows, fit
-from tests.own_code.changes import EQUAL, FAST, NAMED, NETWORK, PLACES, REFUSED, RUNS, UNLEARNED, note
+from tests.own_code.changes import ALGORITHMS, EQUAL, FAST, NAMED, NETWORK, PLACES, REFUSED, RUNS, UNLEARNED, note, restore_torch
 
 NUM, STEPS, WIDTH = 3, 4, 5
 OBS, DISCRETE, BOX = Box(-2, 2, (WIDTH,)), Discrete(3), Box(-1, 1, (2,))
@@ -293,3 +293,43 @@ def inputs(model):
 def acts(source, obs):
     policy = source if isinstance(source, lrl.Policy) else lrl.load_policy(source)
     return [policy.act(each)[0] for each in obs]
+
+
+# ---------------------------------------------------------------- a run of a changed network is resumed
+
+
+@pytest.mark.filterwarnings("ignore:Found .* in eval mode")
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        pytest.param(name, change, marks=pytest.mark.thorough if name == "actor-critic" else pytest.mark.slow, id=f"{change}-{name}")
+        for name in ALGORITHMS
+        for change in NETWORK
+    ],
+)
+def test_a_resumed_run_goes_on_exactly_with_a_change_of_its_network_and_names_it_without(name, change, tmp_path, capsys):
+    def made(is_changed=True):
+        torch.manual_seed(0)
+        model = ALGORITHMS[name](max_env_steps=256 if "critic" in name else 48)
+        if is_changed:
+            NETWORK[change](model.network)
+        return model, []
+
+    last = tmp_path / "kept" / "last.ckpt"
+    if change == UNLEARNED and name in ("q network", "actor"):
+        with pytest.raises(lrl.SettingError, match="is replaced"):
+            run(made(), tmp_path / "whole")
+        return note(change, name, "resume", REFUSED)
+    whole = run(made(), tmp_path / "whole", tmp_path / "kept")
+    changed = [*whole.model.run.changes.values()]
+    capsys.readouterr()
+    again = run(made(), tmp_path / "again", ckpt_path=last)
+    assert torch.equal(again.weights[-1], whole.weights[-1]) and "had been changed" not in capsys.readouterr().out
+    restore_torch()  # as in another program
+    try:
+        other = run(made(is_changed=False), tmp_path / "other", ckpt_path=last)
+        same, said = torch.equal(other.weights[-1], whole.weights[-1]), capsys.readouterr().out
+    except lrl.SettingError as error:  # of other weights than the settings ask for
+        same, said = False, str(error)
+    assert "had been changed" in said and all(text in said for text in changed[:3]) if changed else same
+    return note(change, name, "resume", NAMED if changed else EQUAL)

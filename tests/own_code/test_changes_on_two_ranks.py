@@ -1,18 +1,25 @@
-"""What a user adds to a network has its effect on two ranks: buffers are the same, and hooks of gradients see their mean."""
+"""What a user changes has its effect on two ranks, as without fast paths; buffers are the same, and hooks see mean gradients.
+
+Each change of the table is made on both ranks in the first of its algorithms, all in one pair of processes.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 import lightning_rl as lrl
-from tests.fitting import TINY
+from tests.fitting import TINY, fit
+from tests.own_code.changes import ALGORITHMS, EQUAL, NETWORK, RUNS, note, restore_torch
+from tests.own_code.test_changes import without_fast_paths
 from tests.test_ranks import two_processes
 
 ENVIRONMENTS = {lrl.PPO: "CartPole-v1", lrl.SAC: "Pendulum-v1"}
@@ -56,13 +63,54 @@ def train(folder: Path) -> None:
         torch.save((buffers, gradients), folder / f"{algorithm.__name__}.{os.environ['LOCAL_RANK']}.pt")
 
 
+def made_of(change):
+    """Make an algorithm with a change of the table on this rank, and its callbacks; the algorithm's name comes first."""
+    if change in NETWORK:
+        torch.manual_seed(0)
+        name, model = "actor-critic", ALGORITHMS["actor-critic"](max_env_steps=256)
+        NETWORK[change](model.network)
+        return name, model, []
+    algorithm = RUNS[change].to[0]
+    return algorithm.__name__, *RUNS[change].make(algorithm)
+
+
+def outcome(change: str) -> tuple[str, object]:
+    """Apply a change in a run on this rank. Return the algorithm's name and its weights, or the line that refuses it."""
+    try:
+        with RUNS[change].around() if change in RUNS else nullcontext():
+            name, model, callbacks = made_of(change)
+            torch.manual_seed(1)
+            fit(model, devices=2, strategy="ddp", callbacks=callbacks, max_steps=2)
+    except lrl.SettingError as error:
+        return "", str(error)
+    finally:
+        restore_torch()
+    return name, parameters_to_vector(model.parameters()).detach()
+
+
+CHANGES = [*NETWORK, *(name for name, change in RUNS.items() if "another rank" not in change.outcomes)]
+
+
+def apply_all(folder: Path) -> None:
+    """Apply each change with fast paths and without."""
+    found = {change: outcome(change) for change in CHANGES}
+    with without_fast_paths():
+        slow = {change: outcome(change) for change in CHANGES}
+    torch.save((found, slow), folder / f"changes.{os.environ['LOCAL_RANK']}.pt")
+
+
+def on_two_ranks(folder: Path, what: str) -> list[str]:
+    """Call a function of this module on two ranks. Return what they printed as errors."""
+    ranks = two_processes(folder, f"-m tests.own_code.test_changes_on_two_ranks {what} {folder}")
+    return [rank.communicate(timeout=900)[1][-3000:] for rank in ranks]
+
+
 @pytest.mark.thorough
 def test_buffers_are_equal_at_each_save_and_hooks_after_backward_see_the_mean_gradient(tmp_path):
-    ranks = two_processes(tmp_path, f"-m tests.own_code.test_changes_on_two_ranks {tmp_path}")
-    said = [rank.communicate(timeout=300) for rank in ranks]
+    errors = on_two_ranks(tmp_path, "train")
     for algorithm in ENVIRONMENTS:
         files = [tmp_path / f"{algorithm.__name__}.{rank}.pt" for rank in (0, 1)]
-        assert all(file.exists() for file in files), (said[0][1][-3000:], said[1][1][-3000:])
+        assert all(file.exists() for file in files), errors
         (ours, gradients), (theirs, others) = (torch.load(file, weights_only=True) for file in files)
         assert len(ours) == len(theirs) >= 2 and len(gradients) == len(others) > 4
         for mine, other in zip(ours, theirs, strict=True):
@@ -72,5 +120,18 @@ def test_buffers_are_equal_at_each_save_and_hooks_after_backward_see_the_mean_gr
             assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
+@pytest.mark.slow
+def test_changes_count_on_two_ranks_as_without_fast_paths(tmp_path):
+    errors = on_two_ranks(tmp_path, "apply_all")
+    files = [tmp_path / f"changes.{rank}.pt" for rank in (0, 1)]
+    assert all(file.exists() for file in files), errors
+    (ours, slow), (theirs, _) = (torch.load(file, weights_only=True) for file in files)
+    for change, (name, result) in ours.items():
+        assert name, (change, result)
+        assert torch.equal(result, theirs[change][1]), change
+        torch.testing.assert_close(result, slow[change][1], atol=1e-5, rtol=1e-4, msg=change)
+        note(change, name, "another rank", EQUAL)
+
+
 if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+    {"train": train, "apply_all": apply_all}[sys.argv[1]](Path(sys.argv[2]))
