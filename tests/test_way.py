@@ -29,9 +29,9 @@ MOST = {
     "POCA": (22, 94),
     "setting in Python": (38, 116),
     "setting on the command line": (46, 165),
-    "save": (16, 41),
-    "load_policy": (45, 160),
-    "evaluate": (56, 240),
+    "save": (16, 44),
+    "load_policy": (45, 163),
+    "evaluate": (56, 243),
 }
 """The largest number of files and functions of each way. A change may lower them; one that raises them says why in the changelog."""
 
