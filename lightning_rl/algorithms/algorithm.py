@@ -51,16 +51,15 @@ from lightning_rl.types import Tree, tree_leaves, tree_to_numpy, tree_to_torch
 
 RESERVED = {
     *("run", "learner", "count", "counted", "length", "updates", "env_steps", "episodes", "began_at", "generator", "noise", "seed"),
-    *("guard", "recorded"),
+    "recorded",
 }
 """Names that a run uses itself: a setting or attribute with one of these names would shadow it."""
-MOVED_TO_THE_LEARNER = {
-    *("join", "build_side", "begin_turn", "begin_acting", "begin_learning", "begin_iteration", "finish_learning", "end_learning"),
-    *("learning_metrics", "get_learning_state", "set_learning_state", "take_notices", "load_buffer", "continue_counts", "read_steps"),
-}
-MOVED_TO_THE_RUN = {
+MOVED = {
     *("start_run", "end_run", "end_iteration", "close_iteration", "check_experience", "interrupt", "log_row", "begin_task", "in_short"),
     *("save_run", "load_run", "get_results", "set_results", "own_callbacks"),
+    *("join", "build_side", "begin_turn", "begin_acting", "begin_learning", "begin_iteration", "finish_learning", "end_learning"),
+    *("learning_metrics", "recorded_metrics", "clear_metrics", "get_learning_state", "set_learning_state", "set_acting_state"),
+    *("take_notices", "load_buffer", "continue_counts", "read_steps", "refuse", "all_optimizers"),
 }
 """Methods that algorithms had before they had a `run` and a `learner`, which have them now: nothing would call an override."""
 
@@ -159,7 +158,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
         for name in RESERVED & (vars(cls).keys() | vars(cls).get("__annotations__", {}).keys()):
             if not isinstance(vars(cls).get(name), property):
                 raise SettingError(f"{cls.__name__}.{name}: every run already has a {name}; choose another name")
-        for name in (MOVED_TO_THE_RUN | MOVED_TO_THE_LEARNER) & vars(cls).keys():
+        for name in MOVED & vars(cls).keys():
             raise SettingError(f"{cls.__name__}.{name} is not called, since an algorithm is not its run; override one of Lightning's hooks")
         for name in ("__eq__", "__hash__", "__repr__"):  # keep those of a module, even if a user's dataclass would replace them
             if name not in vars(cls):
