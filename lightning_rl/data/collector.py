@@ -244,17 +244,15 @@ class Collector:
         self.t = self.t if self.is_pushed else 0
         while self.t < self.n_steps:
             action = self.act()
-            step = self.stepper.restart_all() if self._restarts else self.stepper.step(action)
-            self._restarts = False
-            self.store(step)
+            self.store(self.stepper.restart_all() if self._restarts else self.stepper.step(action))
         tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
         memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories]) if len(self._memory) else ()
         ends = gather_ends(self._ends, partial(allocate, self._space)) if self._ends else NO_ENDS
         reward, marks, start = self._rewards.unsqueeze(-1), self._marks, self._marks["start"]
-        flags, actor = (marks["terminated"][:-1], marks["truncated"][:-1], marks["valid"][:-1], start), self._actor
-        assert actor is not None
-        return Unroll(self._obs_tensor, actor.actions(), (), reward, *flags, self._mask_tensor, memory, self._next_tensor, ends)
+        flags = marks["terminated"][:-1], marks["truncated"][:-1], marks["valid"][:-1], start
+        assert self._actor is not None
+        return Unroll(self._obs_tensor, self._actor.actions(), (), reward, *flags, self._mask_tensor, memory, self._next_tensor, ends)
 
     def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
         """Yield `n_steps` steps one by one, the first `random_steps` with random actions. The next step overwrites the arrays."""
@@ -264,9 +262,8 @@ class Collector:
                 taken, before, step, _ = self._pushed[t]
             else:
                 action = self.act(random_steps)
-                step = self.stepper.restart_all() if self._restarts else self.stepper.step(action)
-                self._restarts = False
-                step, taken, before = self.store(step), self._taken, self._before
+                step = self.store(self.stepper.restart_all() if self._restarts else self.stepper.step(action))
+                taken, before = self._taken, self._before
             memory = reset_memory(tree_to_numpy(before), self._flags["start"][t]) if len(before) else ()
             yield Stepped(self._obs_rows[t], tree_to_numpy(taken), step, memory, self._mask_rows[t])
 
@@ -323,7 +320,7 @@ class Collector:
             step = self.guard.replace(step, self._obs_rows[t], self.env_steps, self.labels)
         self._reward[t] = step.reward
         flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
-        self._start, self._current, self._mask = step.episode_start, step.obs, step.mask
+        self._start, self._current, self._mask, self._restarts = step.episode_start, step.obs, step.mask, False
         self.rows += self.num_envs
         if step.valid is self.stepper.all_valid:
             self.env_steps += self.num_envs
