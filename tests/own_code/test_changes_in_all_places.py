@@ -265,6 +265,15 @@ def test_actors_act_as_the_network_that_was_changed_before_they_start_and_with_i
             for parameter in networks.parameters():
                 parameter.mul_(0.9)
         assert workers.notices == []
+        for change, text in {OF_ALL: "hooks of all modules", OF_A_CLASS: "Linear.forward (replaced)"}.items():
+            NETWORK[change](networks[0])
+            workers.publish(3)
+            workers.publish(4)
+            named = f"actors act without what was changed in all of this process: {text}; change the network instead"
+            assert workers.notices == ([named] if kind is ProcessWorkers else [])
+            workers.notices.clear()
+            if kind is ProcessWorkers:
+                note(change, name, "another process", NAMED)
 
 
 @pytest.mark.parametrize("change", [pytest.param(change, marks=pytest.mark.thorough) for change in sorted(PARAMETRIZED)])
