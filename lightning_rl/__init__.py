@@ -159,7 +159,8 @@ if not TYPE_CHECKING:  # else any misspelled name would have a type
 
     def __getattr__(name: str) -> object:
         # imported on first use: `lightning-rl --version` needs no torch
-        if name in EXPORTS:
-            with startup.importing():
-                return getattr(import_module(EXPORTS[name]), name)
-        raise AttributeError(f"module 'lightning_rl' has no attribute {name!r}")
+        if name not in EXPORTS:
+            raise AttributeError(f"module 'lightning_rl' has no attribute {name!r}")
+        with startup.importing():
+            globals()[name] = getattr(import_module(EXPORTS[name]), name)
+        return globals()[name]

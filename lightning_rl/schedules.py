@@ -15,7 +15,7 @@ KEYS = {"constant": {"value"}, "linear": {"start", "end"}, "piecewise": {"points
 
 def constant(value: float) -> Schedule:
     """Return a constant schedule."""
-    return piecewise([[0.0, value]])
+    return partial(_interpolate, (0.0,), (value,))
 
 
 def linear(start: float, end: float = 0.0) -> Schedule:

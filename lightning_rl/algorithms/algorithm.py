@@ -11,7 +11,7 @@ import torch
 
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
-from lightning_rl.callbacks.iteration import match_targets
+from lightning_rl.callbacks.iteration import match_target
 from lightning_rl.config_files import Plain
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
@@ -74,7 +74,8 @@ class MarkBuilt(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         instance = super().__call__(*args, **kwargs)
-        match_targets(instance.target_networks)  # a subclass may have changed the online ones
+        for networks in instance.target_networks:
+            match_target(*networks)  # a subclass may have changed the online one
         vars(instance)["built"] = structure_of(instance, is_packaged)
         note_attributes(instance)
         return instance

@@ -55,7 +55,8 @@ class TargetNetworkUpdate(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if not getattr(pl_module, "target_networks", ()):
             raise SettingError(f"TargetNetworkUpdate: {type(pl_module).__name__} has no target networks")
-        match_targets(pl_module.target_networks)
+        for networks in pl_module.target_networks:
+            match_target(*networks)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         online, target = (nn.ModuleList(networks) for networks in zip(*pl_module.target_networks, strict=True))
@@ -77,21 +78,20 @@ def make_target(online: Network) -> Network:
     return copy_network(online).requires_grad_(False)
 
 
-def match_targets(networks: Iterable[tuple[nn.Module, nn.Module]]) -> None:
-    """Make targets copies again of online networks that were given other parts afterwards, such as layers or spectral normalization.
+def match_target(online: nn.Module, target: nn.Module) -> None:
+    """Make a target a copy again of an online network that was given other parts afterwards, such as layers or spectral normalization.
 
-    Targets keep their weights, if these still fit, and hooks of online networks are not copied.
+    The target keeps its weights, if these still fit, and hooks of the online network are not copied.
     """
-    for online, target in networks:
-        fits = online.state_dict().keys() == target.state_dict().keys()
-        changes = changes_of(structure_of(target), structure_of(online))
-        if not fits or not all(place.startswith("hooks of ") for place in changes):
-            copied = make_target(online)
-            if fits:
-                copied.load_state_dict(target.state_dict())
-            target.__class__ = copied.__class__
-            vars(target).clear()
-            vars(target).update(vars(copied))
+    fits = online.state_dict().keys() == target.state_dict().keys()
+    changes = changes_of(structure_of(target), structure_of(online))
+    if not fits or not all(place.startswith("hooks of ") for place in changes):
+        copied = make_target(online)
+        if fits:
+            copied.load_state_dict(target.state_dict())
+        target.__class__ = copied.__class__
+        vars(target).clear()
+        vars(target).update(vars(copied))
 
 
 BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)

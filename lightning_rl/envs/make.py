@@ -26,7 +26,7 @@ from lightning_rl.envs.agents.vmas import Scenario, VmasCopies, VmasGame
 from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
 from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, EnvSource, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
-from lightning_rl.envs.masks import make_masks, with_mask_info
+from lightning_rl.envs.masks import Masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv, closing_env
 from lightning_rl.envs.tensors import PREFIX, HostView, gives_tensors, register_torch_control
@@ -166,35 +166,32 @@ def probe_spaces(env: EnvSource, joint: str = "") -> Spaces:
 
     `joint`: what agents' observations hold in addition to their own, as in `Spaces`; for environments of several agents only.
     """
-    spaces = _probe_spaces(env, joint)
-    if joint and not spaces.joint:
-        raise SettingError(f"critic_obs {joint} is for environments of several agents; name the observations that only the critic gets")
-    return spaces
-
-
-def _probe_spaces(env: EnvSource, joint: str) -> Spaces:
     if isinstance(env, VectorEnv):
         check_wrappers(env)
-        return _find_masks(env, single_spaces(env), "the environment")
-    if isinstance(env, EnvConfig) and env.vectorization == "native":
+        spaces = _find_masks(env, single_spaces(env), "the environment")
+    elif isinstance(env, EnvConfig) and env.vectorization == "native":
         envs = make_vector_env(env)
         with closing_env(envs):
-            return _find_masks(envs, single_spaces(envs), env.name)
-    single = make_env(single_env_config(env))
-    if isinstance(agents := single.unwrapped, AgentsEnv):
+            spaces = _find_masks(envs, single_spaces(envs), env.name)
+    else:
+        single = make_env(single_env_config(env))
+        if isinstance(agents := single.unwrapped, AgentsEnv):
+            with closing_env(single):
+                single.reset(seed=0)
+                return agents.with_joint(agents.find_spaces(), joint)
+        name = env.name if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
         with closing_env(single):
-            single.reset(seed=0)
-            return agents.with_joint(agents.find_spaces(), joint)
-    name = env.name if isinstance(env, EnvConfig) else type(single.unwrapped).__name__
-    with closing_env(single):
-        for space in ("observation_space", "action_space"):
-            try:
-                has_none, place = getattr(single, space) is None, ""
-            except AttributeError as error:  # possibly raised within a property of user code
-                has_none, place = True, place_in_code(error)
-            if has_none:
-                raise SettingError(f"the environment {name} has no {space}{place}; see docs/environments.md")
-        return _find_masks(single, as_spaces(single.observation_space, single.action_space), name)
+            for space in ("observation_space", "action_space"):
+                try:
+                    has_none, place = getattr(single, space) is None, ""
+                except AttributeError as error:  # possibly raised within a property of user code
+                    has_none, place = True, place_in_code(error)
+                if has_none:
+                    raise SettingError(f"the environment {name} has no {space}{place}; see docs/environments.md")
+            spaces = _find_masks(single, as_spaces(single.observation_space, single.action_space), name)
+    if joint:
+        raise SettingError(f"critic_obs {joint} is for environments of several agents; name the observations that only the critic gets")
+    return spaces
 
 
 def _find_masks(env: gym.Env | VectorEnv, spaces: Spaces, name: str) -> Spaces:
@@ -212,7 +209,8 @@ def _find_masks(env: gym.Env | VectorEnv, spaces: Spaces, name: str) -> Spaces:
     if isinstance(env, SyncVectorEnv) and MASK not in info and any(each.has_wrapper_attr("action_masks") for each in env.envs):
         raise SettingError("action_masks() of a ready vector environment is not called: wrap each in lightning_rl.envs.masks.MaskInfo")
     spaces = spaces._replace(masked=spaces.masked or MASK in info)
-    make_masks(spaces, f"environment {{}} of {name}")
+    if spaces.masked:
+        Masks(spaces.action, f"environment {{}} of {name}")  # raises if there is nothing to mask
     return spaces
 
 

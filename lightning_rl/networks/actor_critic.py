@@ -60,9 +60,11 @@ def make_value_head(value_transform: str, value_support: Sequence[int] | None) -
 
     Raises `SettingError`: the transform is unknown, or the support is not two integers in increasing order.
     """
+    if value_support is None and value_transform == "identity":
+        return ScalarValue(None)
     transform = make_value_transform(value_transform)
     if value_support is None:
-        return ScalarValue(None if value_transform == "identity" else transform)
+        return ScalarValue(transform)
     if len(value_support) != 2:
         raise SettingError(f"value_support must be two integers, low and high, got {list(value_support)}")
     for each in value_support:

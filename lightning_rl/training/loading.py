@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_rl import MODELS
-from lightning_rl.callbacks.iteration import match_targets
+from lightning_rl.callbacks.iteration import match_target
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import find_saved, last_generation, previous_path, read_verified, shown
 from lightning_rl.checkpoints.kinds import is_finite
@@ -230,7 +230,8 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
     algorithm.configure_model()  # Lightning allows repeated calls
     behaviors: Mapping[str, Any] = getattr(algorithm, "algorithms", {})
     for each in behaviors.values() or [algorithm]:
-        match_targets(each.target_networks)  # as when the run begins: a user may have changed the online ones
+        for networks in each.target_networks:
+            match_target(*networks)  # as when the run begins: a user may have changed the online one
     try:
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path, own.get("changes", ()))
     except SettingError as error:
