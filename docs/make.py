@@ -14,7 +14,7 @@ from typing import Any
 
 import lightning_rl
 from lightning_rl.config_files import read_config
-from lightning_rl.training.arguments import default_of, settings_of
+from lightning_rl.fields import default_of, settings_of
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent

@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from lightning_rl.errors import SettingError as SettingError
     from lightning_rl.exporting.export import export_policy as export_policy
     from lightning_rl.exporting.push import push as push
+    from lightning_rl.fields import Range as Range
     from lightning_rl.networks.memory import GRU as GRU
     from lightning_rl.networks.memory import LSTM as LSTM
     from lightning_rl.policy import Policy as Policy
@@ -76,7 +77,6 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from lightning_rl.policy import load_policy as load_policy
     from lightning_rl.policy import make_env as make_env
     from lightning_rl.reports.report import compare as compare
-    from lightning_rl.training.arguments import Range as Range
     from lightning_rl.training.behaviors import Behavior as Behavior
     from lightning_rl.training.behaviors import FrozenPolicy as FrozenPolicy
     from lightning_rl.training.side_learners import CloningConfig as CloningConfig
@@ -113,7 +113,7 @@ EXPORTS = {
     "Algorithm": "lightning_rl.algorithms.algorithm",
     "Behavior": "lightning_rl.training.behaviors",
     "FrozenPolicy": "lightning_rl.training.behaviors",
-    "Range": "lightning_rl.training.arguments",
+    "Range": "lightning_rl.fields",
     "EnvConfig": "lightning_rl.envs.config",
     "ActorsConfig": "lightning_rl.actors.config",
     "Trainer": "lightning_rl.training.trainer",

@@ -9,27 +9,14 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import MISSING, fields
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-Settings = TypeVar("Settings")
-if TYPE_CHECKING:
-    OrPlain: TypeAlias = Settings | Any
-else:
-
-    class OrPlain:
-        """Annotation of a setting that Python code may also give as plain data, such as a mapping that `as_settings` converts."""
-
-        def __class_getitem__(cls, kind: type) -> type:
-            """Return the type, which is what config files can hold."""
-            return kind
-
-
+MAX_SEED = 2**32 - 1
+"""The largest seed that all generators accept."""
 PACKAGE = Path(__file__).parent
 LIBRARIES = (PACKAGE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
 """Folders of this package, Python's standard library and installed packages."""
@@ -192,7 +179,7 @@ def check_range(
 
 def check_seed(name: str, value: object) -> None:
     """Raise `SettingError` unless value is a seed that all generators accept: a non-negative integer of 32 bits."""
-    check_range(name, value, 0, 2**32 - 1, whole=True)
+    check_range(name, value, 0, MAX_SEED, whole=True)
 
 
 def check_flag(name: str, value: object) -> None:
@@ -240,24 +227,6 @@ def check_path(name: str, path: str | os.PathLike[str]) -> None:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise SettingError(f"{name} {str(path)[:60]!r}… is too long for a path") from error
-
-
-def as_settings(name: str, kind: type[Settings], setting: object) -> Settings:
-    """Return settings as a dataclass; Python code may pass a mapping.
-
-    Raises `SettingError`: the setting is of another type, has an unknown name, or lacks a required one.
-    """
-    if isinstance(setting, kind):
-        return setting
-    if not isinstance(setting, Mapping):
-        instead = "; use None for none" if setting is False else ""
-        raise SettingError(f"{name} must be {kind.__name__}(…) or a mapping of its settings, got {setting!r}{instead}")
-    settings = fields(kind)  # type: ignore[arg-type]
-    check_names(f"{name}.", setting, [field.name for field in settings])
-    for field in settings:
-        if field.name not in setting and field.default is MISSING and field.default_factory is MISSING:
-            raise SettingError(f"{name}.{field.name} is missing")
-    return kind(**setting)
 
 
 def missing_extra(package: str, extra: str, needed_by: str) -> SettingError:

@@ -16,7 +16,7 @@ FLOORS = (
     {"types", "errors", "startup"},
     {"checkpoints", "config_files", "dotted_paths", "distributed", "processes", "setting_names"},
     {"nan_policy", "ratings", "returns", "value_transforms", "schedules", "spaces", "loggers"},
-    {"distributions", "losses"},
+    {"distributions", "fields", "losses"},
     {"envs", "networks"},
     {"optimization", "threads"},
     {"data", "compiling", "reports"},

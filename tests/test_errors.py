@@ -10,7 +10,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import PPO, EnvConfig, SettingError
-from lightning_rl.errors import as_settings, closest_of, printable
+from lightning_rl.errors import closest_of, printable
+from lightning_rl.fields import as_settings
 from tests.command_line import TINY, run
 from tests.fitting import fit
 

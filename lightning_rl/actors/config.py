@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -15,7 +15,8 @@ from lightning_rl.actors.ray_workers import RayWorkers
 from lightning_rl.actors.workers import Build, LocalWorkers, ThreadWorkers, Worker, Workers
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import prepare_package
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_range
+from lightning_rl.errors import SettingError
+from lightning_rl.fields import Range, read_fields
 from lightning_rl.processes import ANSWER_TIMEOUT, LONGEST_WAIT, MAX_RESTARTS
 
 Backend = Literal["in_process", "threads", "processes", "ray"]
@@ -41,24 +42,19 @@ class ActorsConfig:
         address: address of a Ray cluster such as `auto` or `ray://host:10001` (default: start a local one).
     """
 
-    num_actors: int = 2
+    num_actors: Annotated[int, Range(1)] = 2
     backend: Backend = "processes"
-    rollouts_per_batch: int | None = None
-    queue_factor: float | None = None
-    max_policy_lag: int | None = None
+    rollouts_per_batch: Annotated[int, Range(1)] | None = None
+    queue_factor: Annotated[float, Range(0)] | None = None
+    max_policy_lag: Annotated[int, Range(0)] | None = None
     ordered: bool = False
-    timeout: float | None = None
-    max_restarts: int | None = None
+    timeout: Annotated[float, Range(0, open_low=True)] | None = None
+    max_restarts: Annotated[int, Range(0)] | None = None
     address: str | None = None
 
     def __post_init__(self) -> None:
-        check_range("actors.num_actors", self.num_actors, 1, whole=True)
-        check_choice("actors.backend", self.backend, get_args(Backend))
-        check_flag("actors.ordered", self.ordered)
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        for name, low in {"rollouts_per_batch": 1, "max_policy_lag": 0, "max_restarts": 0, "queue_factor": 0}.items():
-            check_range(f"actors.{name}", given.get(name, low), low, whole=name != "queue_factor")
-        check_range("actors.timeout", given.get("timeout", 1.0), 0, open_low=True)
+        read_fields(self, "actors.")
+        given = {name for name, value in vars(self).items() if value is not None}
         for name in ("timeout", "max_restarts"):
             if name in given and self.backend not in ("processes", "ray"):
                 raise SettingError(f"actors.{name} is for backends processes and ray, not for {self.backend}; remove it")

@@ -21,7 +21,8 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.errors import OrPlain, SettingError, check_choice
+from lightning_rl.errors import SettingError, check_choice
+from lightning_rl.fields import OrPlain, Range, read_fields
 from lightning_rl.networks.acting import structure_of
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.networks.mlp import NetArch
@@ -30,14 +31,7 @@ from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
 from lightning_rl.spaces import Spaces, add_hidden, as_rows, describe_space, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
-from lightning_rl.training.arguments import (
-    Range,
-    check_arguments,
-    complete_settings,
-    plain,
-    read_fields,
-    with_integers,
-)
+from lightning_rl.training.arguments import check_arguments, complete_settings, plain, with_integers
 from lightning_rl.training.behaviors import make_opponent, prepare_self_play
 from lightning_rl.training.experience import rollouts
 from lightning_rl.training.learner import Learner

@@ -11,12 +11,12 @@ from lightning_rl.actors.generations import GenerationDataset, Results
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import OrPlain, SettingError, as_settings, check_range
+from lightning_rl.errors import SettingError, check_range
+from lightning_rl.fields import OrPlain, Range, as_settings
 from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.optimization import ScheduledAdam, ScheduledSGD, trainable
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.arguments import Range
 from lightning_rl.training.experience import generations
 from lightning_rl.training.settings import NoRewardFields
 

@@ -21,8 +21,9 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvSetting, EnvSource, as_config, count_envs
 from lightning_rl.envs.stepping import make_world
 from lightning_rl.errors import SettingError, check_range
+from lightning_rl.fields import as_integer
 from lightning_rl.spaces import Spaces, to_plain
-from lightning_rl.training.arguments import as_integer, plain
+from lightning_rl.training.arguments import plain
 from lightning_rl.training.behaviors import as_behavior, build_algorithm, describe_learner, find_sides
 from lightning_rl.training.hooks import RunModule, call_hook
 from lightning_rl.training.loading import stored_name

@@ -19,12 +19,12 @@ from lightning_rl.data.groups import (
 from lightning_rl.data.rollout import check_n_steps
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
+from lightning_rl.fields import Range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.group_critic import GroupActorCritic
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.arguments import Range
 from lightning_rl.training.settings import ActorCriticFields, actor_critic_settings, check_groups, end_burn_in
 
 

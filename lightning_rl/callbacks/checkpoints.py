@@ -1,7 +1,5 @@
 """Save checkpoints during a run: the best weights, the last, and numbered copies."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -23,7 +21,8 @@ from lightning_rl.checkpoints.files import shown
 from lightning_rl.checkpoints.kinds import are_optimizer_states, is_finite
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
-from lightning_rl.errors import SettingError, UnsavedError, check_choice, check_flag, check_range
+from lightning_rl.errors import SettingError, UnsavedError
+from lightning_rl.fields import Range, read_fields
 from lightning_rl.types import State
 
 MAX_DEFAULT_BUFFER_BYTES = 4e9
@@ -62,12 +61,20 @@ class CheckpointConfig:
         mode: `max` if a higher metric is better, `min` if a lower one is; default: `min` for a loss or exploitability, else `max`.
     """
 
-    every_n_env_steps: int | None = None
-    keep: int = 0
+    every_n_env_steps: Annotated[int, Range(1)] | None = None
+    keep: Annotated[int, Range(-1)] = 0
     save_replay_buffer: bool | None = None
-    every_n_updates: int | None = None
+    every_n_updates: Annotated[int, Range(1)] | None = None
     monitor: str = "eval/mean_reward"
     mode: Literal["max", "min"] | None = None
+
+    def __post_init__(self) -> None:
+        read_fields(self, "checkpoint.")
+        if not isinstance(self.monitor, str):
+            raise SettingError(f"checkpoint.monitor must be the name of a metric such as eval/mean_reward, got {self.monitor!r}")
+        meant = get_close_matches(self.monitor, KNOWN_METRICS, 1, 0.9)  # a name less like these may be a user's own metric
+        if self.monitor.startswith("eval/") and not self.monitor.startswith(KNOWN_METRICS) and meant:
+            raise SettingError(f"checkpoint.monitor {self.monitor!r} is not a metric of evaluations; did you mean {meant[0]}?")
 
 
 class BestModel(Checkpoint):
@@ -81,13 +88,8 @@ class BestModel(Checkpoint):
     """
 
     def __init__(self, folder: Path | None = None, monitor: str = "eval/mean_reward", mode: Literal["max", "min"] | None = None) -> None:
-        check_choice("checkpoint.mode", mode or "max", ("max", "min"))
-        if not isinstance(monitor, str):
-            raise SettingError(f"checkpoint.monitor must be the name of a metric such as eval/mean_reward, got {monitor!r}")
-        meant = get_close_matches(monitor, KNOWN_METRICS, 1, 0.9)  # a name less like these may be a user's own metric
-        if monitor.startswith("eval/") and not monitor.startswith(KNOWN_METRICS) and meant:
-            raise SettingError(f"checkpoint.monitor {monitor!r} is not a metric of evaluations; did you mean {meant[0]}?")
-        self.folder, self.monitor, self.best = folder, monitor, -math.inf
+        config = CheckpointConfig(monitor=monitor, mode=mode)
+        self.folder, self.monitor, self.best = folder, config.monitor, -math.inf
         self.best_model_path = ""
         """Path of the best weights; empty before the first save. Lightning also sets it, after a run in processes that it spawned."""
         self.mode = mode or ("min" if is_least_best(monitor) else "max")
@@ -184,14 +186,9 @@ class SaveCheckpoints(Checkpoint):
         save_replay_buffer: bool | None = None,
         every_n_updates: int | None = None,
     ) -> None:
-        for name, every in {"every_n_env_steps": every_n_env_steps, "every_n_updates": every_n_updates}.items():
-            if every is not None:
-                check_range(f"checkpoint.{name}", every, 1, whole=True)
-        check_range("checkpoint.keep", keep, -1, whole=True)
-        if save_replay_buffer is not None:
-            check_flag("checkpoint.save_replay_buffer", save_replay_buffer)
-        self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
-        self.keep, self.folder, self.save_replay_buffer = keep, folder, save_replay_buffer
+        config = CheckpointConfig(every_n_env_steps, keep, save_replay_buffer, every_n_updates)
+        self.every_n_env_steps, self.every_n_updates = config.every_n_env_steps, config.every_n_updates
+        self.keep, self.folder, self.save_replay_buffer = config.keep, folder, config.save_replay_buffer
         self.min_seconds = 0.0 if every_n_env_steps or every_n_updates or keep else MIN_SECONDS_BETWEEN_SAVES
         self.tried_at, self.tried_when, self.count_at_start, self.saved_at, self.has_begun = 0, 0.0, 0, 0, False
 

@@ -1,14 +1,12 @@
 """Evaluate the policy during a run, on separate environments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -30,7 +28,8 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import Env, EnvConfig, EnvSource, as_config, single_env_config
 from lightning_rl.envs.make import describe_wrappers, make_copies
 from lightning_rl.envs.parameters import draw_by_episode
-from lightning_rl.errors import RunStoppedError, SettingError, check_flag, check_range, check_seed
+from lightning_rl.errors import MAX_SEED, RunStoppedError, SettingError
+from lightning_rl.fields import Range, read_fields
 from lightning_rl.loggers import CsvTable, show_to_callbacks
 from lightning_rl.spaces import Spaces, allocate, as_spaces, describe_space
 from lightning_rl.types import State, tree_map
@@ -58,17 +57,23 @@ class EvaluationConfig:
             steps; the last weights are always evaluated.
     """
 
-    every_n_env_steps: int | None = None
-    episodes: int = 5
-    seed: int = 10_000
-    num_envs: int = 10
+    every_n_env_steps: Annotated[int, Range(1)] | None = None
+    episodes: Annotated[int, Range(1)] = 5
+    seed: Annotated[int, Range(0, MAX_SEED)] = 10_000
+    num_envs: Annotated[int, Range(1)] = 10
     deterministic: bool = True
-    max_episode_steps: int | None = None
+    max_episode_steps: Annotated[int, Range(1)] | None = None
     stop_at: float | None = None
     patience: int | None = None
-    every_n_updates: int | None = None
+    every_n_updates: Annotated[int, Range(1)] | None = None
     opponent: str | Script = "random"
-    max_share: float = 0.1
+    max_share: Annotated[float, Range(0, open_low=True)] = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("every_n_env_steps", "every_n_updates", "max_episode_steps", "episodes", "num_envs"):
+            if (value := getattr(self, name)) == 0 and value is not False:
+                raise SettingError(f"evaluation.{name} must be at least 1, got 0; evaluation null turns evaluations off")
+        read_fields(self, "evaluation.")
 
 
 class RolloutEvaluator(pl.Callback):
@@ -103,19 +108,12 @@ class RolloutEvaluator(pl.Callback):
         opponent: str | Script = "random",
         max_share: float = 0.1,
     ) -> None:
-        optional = {"every_n_env_steps": every_n_env_steps, "every_n_updates": every_n_updates, "max_episode_steps": max_episode_steps}
-        given = {name: value for name, value in optional.items() if value is not None}
-        for name, value in {**given, "episodes": episodes, "num_envs": num_envs}.items():
-            if value == 0 and value is not False:
-                raise SettingError(f"evaluation.{name} must be at least 1, got 0; evaluation null turns evaluations off")
-            check_range(f"evaluation.{name}", value, 1, whole=True)
-        check_seed("evaluation.seed", seed)
-        check_flag("evaluation.deterministic", deterministic)
-        check_range("evaluation.max_share", max_share, 0, open_low=True)
-        self.every_n_env_steps, self.every_n_updates = every_n_env_steps, every_n_updates
-        self.episodes, self.seed = episodes, seed
-        self.num_envs, self.deterministic, self.max_episode_steps = num_envs, deterministic, max_episode_steps
-        self.env, self.file, self.max_share = None if env is None else as_config(env), file, max_share
+        played = (every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps)
+        config = EvaluationConfig(*played, every_n_updates=every_n_updates, max_share=max_share)  # which checks them
+        self.every_n_env_steps, self.every_n_updates, self.max_share = config.every_n_env_steps, config.every_n_updates, config.max_share
+        self.episodes, self.seed, self.num_envs = config.episodes, config.seed, config.num_envs
+        self.deterministic, self.max_episode_steps = config.deterministic, config.max_episode_steps
+        self.env, self.file = None if env is None else as_config(env), file
         self.opponent = name_opponent("evaluation.opponent", opponent)
         self.table: CsvTable | None = None
         self.wrappers: list[Wrapper] = []
@@ -130,7 +128,7 @@ class RolloutEvaluator(pl.Callback):
         self.reports_success = False
         """Whether any episode of the run, in evaluation or training, has reported its success."""
 
-    def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
+    def part(self, rank: int, ranks: int) -> "RolloutEvaluator | None":
         """Return an evaluator for a rank's share of the episodes; None if its share is empty.
 
         Rank 0 plays all of them if there are wrappers, which must see them all, or if a subclass overrides `play`.

@@ -23,9 +23,10 @@ from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrat
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.envs.video import check_renders, load_ffmpeg, name_episodes
-from lightning_rl.errors import SettingError, as_settings, check_range, check_seed, printable
+from lightning_rl.errors import SettingError, check_range, check_seed, printable
 from lightning_rl.exporting.export import export_policy
 from lightning_rl.exporting.push import push as push_agent
+from lightning_rl.fields import as_settings
 from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.matches import describe_matches, play_matches

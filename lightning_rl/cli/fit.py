@@ -26,9 +26,9 @@ from lightning_rl.cli.settings import explain, explain_flag, read_arguments
 from lightning_rl.config_files import first_difference
 from lightning_rl.dotted_paths import check_function, import_modules
 from lightning_rl.errors import SettingError, causes_of, check_seed, place_in_code, printable
+from lightning_rl.fields import settings_of
 from lightning_rl.loggers import is_wanted
 from lightning_rl.setting_names import SECTIONS
-from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.run_processes import Ask, ReportRun, RunPlan
 from lightning_rl.training.trainer import Trainer
@@ -83,7 +83,7 @@ class CLI(LightningCLI):
         parser.add_subclass_arguments(RunModule, "model", skip={"spaces"}, fail_untyped=False, required=True)
         for name, path in SECTIONS.items():
             kind: Any = locate(path)
-            parser.add_argument(f"--{name}", type=kind | None, default=kind())
+            parser.add_argument(f"--{name}", type=kind | None, default=settings_of(Trainer)[name].default)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the options. Hide `ckpt_path` until objects are built: Lightning would take settings from the file."""

@@ -18,10 +18,11 @@ from lightning_rl.cli.names import CLASSES, WHICH_MEMORY, Option, check_settings
 from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse
 from lightning_rl.dotted_paths import check_module
 from lightning_rl.errors import SettingError, closest, closest_of, nearest, place_in_code
+from lightning_rl.fields import Kind, convert_integers, kinds_of, settings_of
 from lightning_rl.rewards import SIGNALS
 from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_section
 from lightning_rl.startup import find_modules_here
-from lightning_rl.training.arguments import check_decorated, convert_integers, settings_of
+from lightning_rl.training.arguments import check_decorated
 from lightning_rl.training.loading import algorithm_class
 
 EXPLAINED = {
@@ -75,15 +76,15 @@ def read_arguments(options: list[Option]) -> list[str]:
 
 def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
     """Yield the arguments of jsonargparse for options whose names were checked."""
-    env_id, has_memory, signals, parameters = None, False, None, settings_of(algorithm)
+    env_id, has_memory, signals, kinds = None, False, None, kinds_of(algorithm)
     behaviors: Plain = {}
     for option, value, config in options:
         if config is not None:
             settings = (config.get("model") or {}).get("init_args") or {}
-            settings.update(convert_integers(parameters, settings))
+            settings.update(convert_integers(kinds, settings))
             for name, section in [*((each, settings.get(each)) for each in PARTS), *((each, config.get(each)) for each in SECTIONS)]:
                 if isinstance(section, dict):
-                    section.update(convert_integers(parameters_of(name), section))
+                    section.update(convert_integers(kinds_of_section(name), section))
             env_id = settings.get("env", {}).get("id", env_id)
             has_memory = settings.get("memory", has_memory)
             behaviors = as_mapping("model.behaviors", settings["behaviors"]) if "behaviors" in settings else behaviors
@@ -108,7 +109,7 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         part, _, name = option.removeprefix("--model.").partition(".")
         if WHOLE_NUMBER.fullmatch(value):
             *_, section, last = ["model", *option.removeprefix("--model.").removeprefix("--").split(".")]
-            own = parameters if section == "model" else parameters_of(section) if section in {*PARTS, *SECTIONS} else {}
+            own = kinds if section == "model" else kinds_of_section(section) if section in {*PARTS, *SECTIONS} else {}
             value = str(convert_integers(own, {last: float(value)})[last]) if last in own else value
         if (value == "null" or value.startswith(("{", "["))) and part in PARTS and name in settings_of_section(part):
             whole = {part: {name: parse(value, option)}}  # in an option, jsonargparse would read null as the string None
@@ -121,9 +122,9 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         raise SettingError("model.env.id is missing: name an environment, such as --model.env.id CartPole-v1")
 
 
-def parameters_of(section: str) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the class of a section of a config, or of a part of an algorithm's settings."""
-    return inspect.signature(locate({**SECTIONS, **PARTS}[section])).parameters  # type: ignore[arg-type]
+def kinds_of_section(section: str) -> Mapping[str, list[Kind]]:
+    """Return the allowed types of the settings in a section of a config, or in a part of an algorithm's settings."""
+    return kinds_of(locate({**SECTIONS, **PARTS}[section]))
 
 
 def change_behaviors(behaviors: Plain, option: str, value: str) -> Plain:
@@ -221,7 +222,7 @@ def explain(message: str) -> str:
             return f"{key}: {name}: {found[2]}"
         key = f"{key.removesuffix(f'.{found[3]}')}.{found[3]}"
         of = "" if name.endswith("Config") else f" of {name}"  # a group of settings, which nobody names by its class
-        return f"{key} is not a setting{of}{closest(found[3], settings_of(locate(found[1])))}"  # type: ignore[arg-type]
+        return f"{key} is not a setting{of}{closest(found[3], settings_of(locate(found[1])))}"
     if found := re.search(r"class_path '(.+)':\s+(?:module '(.+)' has no attribute|(No module named .+))", message):
         classes = [f"{found[2]}.{name}" for name in dir(locate(found[2])) if name[0].isupper()] if found[2] else []
         return f"{key}: there is no class {found[1]}{closest(found[1], classes) or (f': {found[3]}' if found[3] else '')}"

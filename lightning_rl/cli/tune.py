@@ -20,7 +20,7 @@ from lightning_rl.cli.fit import CheckingCLI, check, command_line, redirect_noti
 from lightning_rl.cli.names import check_option
 from lightning_rl.cli.parsers import ENGINES, TuneOptions
 from lightning_rl.errors import SettingError, check_choice, check_range, missing_extra
-from lightning_rl.training.arguments import settings_of
+from lightning_rl.fields import settings_of
 from lightning_rl.training.run_folder import environment_name
 from lightning_rl.training.run_processes import RunPlan
 from lightning_rl.tuning.comparison import Objective

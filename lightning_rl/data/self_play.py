@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from lightning_rl.checkpoints.manifest import File, FileStore
 from lightning_rl.data.opponents import Script, draw_actions, name_opponent
 from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.errors import SettingError, check_range
+from lightning_rl.errors import SettingError
+from lightning_rl.fields import Range, read_fields
 from lightning_rl.networks.acting import PolicyNetwork, changes_of, copy_network, structure_of
 from lightning_rl.spaces import JOINT, OWN
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy
@@ -52,19 +53,16 @@ class SelfPlayConfig:
         team_change: for several behaviors, environment steps of this one after which the next one learns; null: 5 · save_steps.
     """
 
-    window: int = 10
-    save_steps: int = 20_000
-    play_against_latest_model_ratio: float = 0.5
-    initial_elo: float = 1200.0
+    window: Annotated[int, Range(1)] = 10
+    save_steps: Annotated[int, Range(1)] = 20_000
+    play_against_latest_model_ratio: Annotated[float, Range(0, 1)] = 0.5
+    initial_elo: Annotated[float, Range(-1e5, 1e5)] = 1200.0
     opponents: list[str | Script] = field(default_factory=list)
     teams: list[str | list[str]] | None = None
-    team_change: int | None = None
+    team_change: Annotated[int, Range(1)] | None = None
 
     def __post_init__(self) -> None:
-        check_range("self_play.initial_elo", self.initial_elo, -1e5, 1e5)
-        check_range("self_play.window", self.window, 1, whole=True)
-        check_range("self_play.save_steps", self.save_steps, 1, whole=True)
-        check_range("self_play.play_against_latest_model_ratio", self.play_against_latest_model_ratio, 0, 1)
+        read_fields(self, "self_play.")
         if not isinstance(self.opponents, list | tuple):
             raise SettingError(f"self_play.opponents must be a list of opponents, got {self.opponents!r}")
         if len({*self.names}) < len(self.opponents):
@@ -72,8 +70,6 @@ class SelfPlayConfig:
         object.__setattr__(self, "opponents", self.names)
         if self.teams is not None:
             check_teams(self.teams)
-        if self.team_change is not None:
-            check_range("self_play.team_change", self.team_change, 1, whole=True)
 
     @property
     def names(self) -> list[str]:

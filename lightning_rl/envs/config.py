@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from textwrap import shorten
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import gymnasium as gym
 
@@ -21,7 +21,8 @@ from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.sync import closing_env
 from lightning_rl.envs.tensors import PREFIX
-from lightning_rl.errors import SettingError, as_settings, check_choice, check_range
+from lightning_rl.errors import SettingError
+from lightning_rl.fields import Range, as_settings, read_fields
 
 Vectorization = Literal["auto", "sync", "async", "native", "envpool"]
 Autoreset = Literal["SAME_STEP", "NEXT_STEP", "DISABLED"]
@@ -67,18 +68,18 @@ class EnvConfig:
     """
 
     id: EnvId
-    num_envs: int = DEFAULT_NUM_ENVS
+    num_envs: Annotated[int, Range(1)] = DEFAULT_NUM_ENVS
     vectorization: Vectorization = "auto"
     autoreset: Autoreset | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Wrapper] = field(default_factory=list)
-    max_episode_steps: int | None = None
-    frame_stack: int | None = None
+    max_episode_steps: Annotated[int, Range(1)] | None = None
+    frame_stack: Annotated[int, Range(1)] | None = None
     atari: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
     observe_parameters: bool = False
-    step_timeout: float | None = None
-    max_restarts: int | None = None
+    step_timeout: Annotated[float, Range(0, open_low=True)] | None = None
+    max_restarts: Annotated[int, Range(0)] | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.id, str) and self.id) and not callable(self.id):
@@ -90,24 +91,16 @@ class EnvConfig:
         object.__setattr__(self, "wrappers", [as_wrapper(each) for each in self.wrappers])
         if not as_parameters(self.parameters) and self.observe_parameters:
             raise SettingError("env.observe_parameters needs env.parameters")
-        for name in ("num_envs", "max_episode_steps", "frame_stack", "max_restarts"):
-            if isinstance(value := getattr(self, name), float) and value.is_integer():
-                object.__setattr__(self, name, int(value))  # 8.0, as sweeps write it
-        check_range("env.num_envs", self.num_envs, 1, whole=True)
+        for name in ("atari", "observe_parameters"):
+            object.__setattr__(self, name, bool(getattr(self, name)))  # in Python also 1 or an empty list
+        read_fields(self, "env.")
         if self.num_envs > MAX_ENVS:
             raise SettingError(f"env.num_envs {self.num_envs} is more than one process can step; the maximum is {MAX_ENVS:,}")
-        check_choice("env.vectorization", self.vectorization, get_args(Vectorization))
-        if self.autoreset is not None:
-            check_choice("env.autoreset", self.autoreset, get_args(Autoreset))
-        for name, low in {"max_episode_steps": 1, "frame_stack": 1, "max_restarts": 0}.items():
-            if getattr(self, name) is not None:
-                check_range(f"env.{name}", getattr(self, name), low, whole=True)
-        if self.step_timeout is not None:
-            check_range("env.step_timeout", self.step_timeout, 0, open_low=True)
-        mode = ("async" if self.is_several_games else "sync") if self.vectorization == "auto" else self.vectorization
         for name in ("step_timeout", "max_restarts"):
-            if getattr(self, name) is not None and mode != "async":
-                raise SettingError(f"env.{name} needs vectorization async, but it is {mode}; remove it")
+            if getattr(self, name) is not None:
+                mode = ("async" if self.is_several_games else "sync") if self.vectorization == "auto" else self.vectorization
+                if mode != "async":
+                    raise SettingError(f"env.{name} needs vectorization async, but it is {mode}; remove it")
         if self.vectorization in ("native", "envpool"):
             if not self.is_registered:
                 only = "registered environments of one agent"

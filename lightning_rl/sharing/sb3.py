@@ -1,7 +1,8 @@
 """Read agents of Stable-Baselines3 (`.zip`) as checkpoints of ours: PPO, A2C, DQN, SAC, TD3 and DDPG with MlpPolicy or CnnPolicy.
 
 No code in a file is run. Weights are read as plain tensors, settings from the readable parts of the JSON next to them. The pickles inside
-that JSON are never opened; only they contain the environment, which must therefore be named. Layer widths come from the weights.
+that JSON are never opened; only they contain the environment, which must therefore be named. Layer widths come from the weights. Of the
+pickle that `VecNormalize` saves next to an agent, only arrays and numbers are built.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +30,6 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.normalization import ObservationNormalizer
 from lightning_rl.sharing.hub import STATISTICS
-from lightning_rl.sharing.vec_normalize import Statistics, read_statistics
 from lightning_rl.spaces import Spaces, observation_leaves, to_plain
 
 SUFFIX = ".zip"
@@ -41,6 +44,19 @@ CONVOLUTIONS = {"cnn.0": "body.0", "cnn.2": "body.2", "cnn.4": "body.4", "linear
 """Layers of the image encoder: their names → ours."""
 BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
 """Errors that unexpected content raises."""
+Statistics = dict[str, np.ndarray | float]
+"""`mean`, `var` and `count` of observations, with `epsilon` and `clip_obs`."""
+ARRAYS: dict[str, Any] = {
+    "_reconstruct": np.zeros(0).__reduce__()[0],
+    "_frombuffer": np.zeros(0).__reduce_ex__(5)[0],  # from Python 3.14 on
+    "scalar": np.float64(0).__reduce__()[0],
+    "ndarray": np.ndarray,
+    "dtype": np.dtype,
+}
+"""Functions and classes that build arrays and their numbers, by name."""
+ARRAY_MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
+IGNORED = ("stable_baselines3", "gymnasium", "gym", "numpy.random", "collections")
+"""Packages whose objects are replaced by `Inert` ones, which keep their state: nothing of the packages is imported or called."""
 
 
 def is_zip(path: str | Path) -> bool:
@@ -331,3 +347,45 @@ def _class(value: object) -> str:
     """Return the name of a class from its text in JSON, such as `<class 'torch.nn.modules.activation.ReLU'>`."""
     found = re.search(r"(\w+)'?>?$", str(value)) if value is not None else None
     return found[1] if found else ""
+
+
+# ---------------------------------------------------------------- statistics that `VecNormalize` saved
+
+
+class Inert:
+    """A stand-in for an object of another package: keeps its state, does nothing."""
+
+    state: Any = None
+
+    def __new__(cls, *args: object, **settings: object) -> Inert:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Drop an item, such as one of an ordered dictionary."""
+
+
+class StatisticsReader(pickle.Unpickler):
+    """An unpickler that builds arrays, and puts `Inert` in place of everything that it may ignore."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        """Return what builds arrays, or `Inert`; raise `UnpicklingError` for any other name."""
+        if module in ARRAY_MODULES and name in ARRAYS:
+            return ARRAYS[name]
+        if any(module == each or module.startswith(f"{each}.") for each in IGNORED):
+            return Inert
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def read_statistics(file: BinaryIO) -> Statistics | None:
+    """Return `mean`, `var` and `count` of observations, with `epsilon` and `clip_obs`; None if observations are not normalized.
+
+    Raises `Exception`: whatever a file raises that `VecNormalize.save` did not write.
+    """
+    saved = StatisticsReader(file).load().state
+    if not saved["norm_obs"]:
+        return None
+    moments = saved["obs_rms"].state
+    return {name: moments[name] for name in ("mean", "var", "count")} | {name: saved[name] for name in ("epsilon", "clip_obs")}

@@ -1,66 +1,34 @@
-"""Check settings of dataclass fields and arguments against their types and ranges, convert them, and store them as plain data."""
+"""Check the arguments of an algorithm's class, complete them by its defaults, and store them as plain data."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import wraps
+from functools import cache, wraps
+from inspect import Parameter, get_annotations, signature
 from pathlib import PurePath
 from textwrap import shorten
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Any
 
 import numpy as np
 from torch.nn import Module
 
 from lightning_rl.envs.config import EnvConfig, as_config
-from lightning_rl.errors import SettingError, check_choice, check_flag, check_integers, check_range
+from lightning_rl.errors import SettingError
+from lightning_rl.fields import (
+    Dataclass,
+    Range,
+    alternatives,
+    convert_integers,
+    default_of,
+    kinds_of,
+    read_value,
+    scheduled_settings,
+    settings_of,
+)
 from lightning_rl.networks.memory import Memory
-from lightning_rl.schedules import BuildSchedule, Schedule, as_points, make_schedule
+from lightning_rl.schedules import BuildSchedule, as_points
 from lightning_rl.setting_names import way_out_of_algorithm
-
-T = TypeVar("T")
-Kind = tuple[object, tuple[object, ...]]
-"""A type, with the metadata of its annotation."""
-
-
-class Dataclass(Protocol):
-    """An instance of a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
-@dataclass(frozen=True, repr=False)
-class Range:
-    """The allowed values of a number, in its annotation: `Annotated[int, Range(1)]`.
-
-    Args:
-        low: minimum.
-        high: maximum.
-        open_low: exclude the minimum.
-    """
-
-    low: float = -float("inf")
-    high: float = float("inf")
-    open_low: bool = False
-
-    def __repr__(self) -> str:
-        low = f"{'>' if self.open_low else '>='} {self.low:g}"
-        return low if self.high == float("inf") else f"{low} and <= {self.high:g}"
-
-
-def settings_of(cls: type) -> dict[str, inspect.Parameter]:
-    """Return all settings of a class, including those that `**kwargs` pass on to its bases."""
-    parameters: dict[str, inspect.Parameter] = {}
-    for base in cls.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
-        parameters |= {p.name: p for p in own if p.name not in parameters and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-        if not any(p.kind is p.VAR_KEYWORD for p in own):
-            break
-    return parameters
 
 
 def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, object]) -> None:
@@ -79,9 +47,9 @@ def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, obj
             instead = "; give its class" if name == "encoder" else ""
             raise SettingError(f"{name} must be plain data, which a checkpoint can hold, got a {type(given[name]).__name__}{instead}")
         if name not in {each.name for each in fields(cls)}:
-            read_value(name, given[name], list(_alternatives(names[name].annotation)))
-    kinds = [each.kind for each in inspect.signature(cls.__init__).parameters.values()][1:]  # type: ignore[misc]
-    by_place = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            read_value(name, given[name], kinds_of(cls)[name])
+    kinds = [each.kind for each in signature(cls.__init__).parameters.values()][1:]  # type: ignore[misc]
+    by_place = math.inf if Parameter.VAR_POSITIONAL in kinds else kinds.count(Parameter.POSITIONAL_OR_KEYWORD)
     if args and isinstance(args[0], str) and args[0].endswith("Policy"):
         write = f"write {cls.__name__}('CartPole-v1', …)"
         raise SettingError(f"{args[0]!r} is not an environment: {write}; the spaces, encoder and net_arch determine the network")
@@ -90,30 +58,16 @@ def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, obj
         raise SettingError(f"{cls.__name__}({got}): only the environment is positional; write setting=value for the others")
 
 
+@cache
 def check_decorated(cls: type) -> None:
     """Raise `SettingError` for a setting in the body of a class that is not a dataclass, where it would have no effect."""
     for base in cls.__mro__:
         if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
-            annotated = {name for name, hint in inspect.get_annotations(base).items() if _is_setting(hint)}
+            notes = {name: [note for _, notes in alternatives(hint) for note in notes] for name, hint in get_annotations(base).items()}
+            annotated = {name for name, found in notes.items() if any(isinstance(note, Range | BuildSchedule) for note in found)}
             for name in sorted(vars(base).keys() & {each.name for each in fields(base)} | annotated):
                 decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False)"
                 raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
-
-
-def _is_setting(hint: object) -> bool:
-    """Return whether an annotation has metadata that only settings have."""
-    return any(isinstance(note, Range | BuildSchedule) for _, notes in _alternatives(hint) for note in notes)
-
-
-def read_fields(instance: Dataclass) -> dict[str, Schedule]:
-    """Check and convert each field by its annotation; see `read_value`. Return the schedules."""
-    schedules: dict[str, Schedule] = {}
-    for name, kinds in _kinds_of(type(instance)).items():
-        value, schedule = read_value(name, getattr(instance, name), kinds)
-        setattr(instance, name, value)
-        if schedule is not None:
-            schedules[name] = schedule
-    return schedules
 
 
 def change_setting(algorithm: Any, name: str, value: object) -> object:
@@ -121,97 +75,28 @@ def change_setting(algorithm: Any, name: str, value: object) -> object:
 
     Raises `SettingError`: the value is wrong, or the setting is one of this package that is read during construction.
     """
-    cls = type(algorithm)
-    kinds = _kinds_of(cls).get(name, [])
-    is_ours = any(name in inspect.get_annotations(base) for base in cls.__mro__ if base.__module__.startswith("lightning_rl."))
+    cls: Any = type(algorithm)
+    is_ours = any(name in get_annotations(base) for base in cls.__mro__ if base.__module__.startswith("lightning_rl."))
     assignable = {each for base in cls.__mro__ for each in vars(base).get("assignable", ())}
-    if is_ours and name not in assignable and not is_scheduled(kinds):
+    if is_ours and name not in assignable and name not in scheduled_settings(cls):
         raise SettingError(f"{cls.__name__}.{name} is read in the constructor: {cls.__name__}(…, {name}={value!r})")
     value = as_config(value) if name == "env" else value
-    algorithm.hparams[name] = plain(as_points(name, value) if callable(value) and is_scheduled(kinds) else value)
-    value, schedule = read_value(name, value, kinds) if kinds else (value, None)
+    algorithm.hparams[name] = plain(as_points(name, value) if callable(value) and name in scheduled_settings(cls) else value)
+    value, schedule = read_value(name, value, kinds_of(cls)[name]) if name in cls.__dataclass_fields__ else (value, None)
     algorithm.schedules.pop(name, None)
     if schedule is not None:
         algorithm.schedules[name] = schedule
     return value
 
 
-def is_scheduled(kinds: list[Kind]) -> bool:
-    """Return whether a setting may follow a schedule."""
-    return any(isinstance(note, BuildSchedule) for _, notes in kinds for note in notes)
-
-
-def read_value(name: str, value: object, kinds: list[Kind]) -> tuple[object, Schedule | None]:
-    """Check a setting against its allowed types. Return its value and its schedule, if it has one.
-
-    Whole floats such as 1e6 become integers; the value of a schedule is its initial value.
-
-    Raises:
-        SettingError: the value is outside its `Range`, not in its `Literal`, or not true or false.
-    """
-    schedule = None
-    if value is None and (NoneType, ()) in kinds:
-        return None, None
-    if any(kind is int for kind, _ in kinds):
-        value = as_integer(value)
-    (kind, notes), *others = [each for each in kinds if each[0] is not NoneType]
-    for note in notes:
-        if isinstance(note, Range):
-            check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
-        elif isinstance(note, BuildSchedule):
-            schedule = make_schedule(name, value)
-            value = schedule(0.0)
-    if kind is bool and not others:
-        check_flag(name, value)
-    elif get_origin(kind) is Literal and not others:
-        check_choice(name, value, get_args(kind))
-    elif kind == list[int] and not others:
-        check_integers(name, value)
-    return value, schedule
-
-
-def _kinds_of(cls: type[Dataclass]) -> dict[str, list[Kind]]:
-    """Return the allowed types of each field of a dataclass."""
-    kinds = {each.name: list(_alternatives(each.type)) for each in fields(cls) if each.init}
-    for name, found in kinds.items():
-        if any(isinstance(kind, str) for kind, _ in found):
-            raise SettingError(f"{cls.__name__}.{name}: its annotation is a string; remove `from __future__ import annotations`")
-    return kinds
-
-
-def _alternatives(hint: object) -> Iterator[Kind]:
-    """Yield the types of a union."""
-    if get_origin(hint) in (Union, UnionType):
-        for each in get_args(hint):
-            yield from _alternatives(each)
-    elif get_origin(hint) is Annotated:
-        kind, *notes = get_args(hint)
-        yield kind, tuple(notes)
-    else:
-        yield hint, ()
-
-
-def as_integer(value: T) -> T | int:
-    """Convert a whole float such as 1e6, or a numpy integer, to an integer; return anything else unchanged."""
-    if isinstance(value, np.integer) or (isinstance(value, float) and value.is_integer()):
-        return int(value)
-    return value
-
-
-def convert_integers(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, object]) -> dict[str, object]:
-    """Convert the values of parameters that are annotated as integers."""
-    kinds = {name: [kind for kind, _ in _alternatives(each.annotation)] for name, each in parameters.items()}
-    return {name: as_integer(value) if {int, "int", "int | None"} & {*kinds.get(name, ())} else value for name, value in given.items()}
-
-
 def with_integers(init: Callable[..., None]) -> Callable[..., None]:
     """Make the `__init__` of a user's class accept 1e6 as an integer, and annotate its `env`, whose type the command line needs."""
     init.__annotations__.setdefault("env", EnvConfig)
-    parameters = inspect.signature(init).parameters
+    kinds = {name: list(alternatives(each.annotation)) for name, each in signature(init).parameters.items()}
 
     @wraps(init)
     def converting(self: object, *args: object, **kwargs: object) -> None:
-        init(self, *args, **convert_integers(parameters, kwargs))
+        init(self, *args, **convert_integers(kinds, kwargs))
 
     return converting
 
@@ -220,21 +105,13 @@ def complete_settings(cls: type[Dataclass], args: tuple[object, ...], kwargs: Ma
     """Return the given arguments of an algorithm's class and the defaults of the others, except `spaces`, which are stored separately."""
     parameters = settings_of(cls)
     defaults = {name: default_of(cls, each) for name, each in parameters.items() if each.default is not each.empty}
-    settings = defaults | convert_integers(parameters, {**dict(zip(parameters, args, strict=False)), **kwargs})
-    scheduled = {name for name, kinds in _kinds_of(cls).items() if is_scheduled(kinds)}
-    for name in scheduled & settings.keys():
+    settings = defaults | convert_integers(kinds_of(cls), {**dict(zip(parameters, args, strict=False)), **kwargs})
+    for name in scheduled_settings(cls) & settings.keys():
         if callable(function := settings[name]):
             settings[name] = as_points(name, function)
     if isinstance(encoder := settings.get("encoder"), type):  # checkpoints store its path
         settings["encoder"] = f"{encoder.__module__}.{encoder.__qualname__}"
     return {name: value for name, value in settings.items() if name != "spaces"}
-
-
-def default_of(cls: type[Dataclass], parameter: inspect.Parameter) -> object:
-    """Return the default of a setting."""
-    factories = {each.name: each.default_factory for each in fields(cls) if each.default_factory is not MISSING}
-    is_made = repr(parameter.default) == "<factory>"  # as dataclasses write it in a signature
-    return factories[parameter.name]() if is_made else parameter.default
 
 
 def plain(value: object) -> Any:

@@ -29,11 +29,11 @@ from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSource
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import closing_env
-from lightning_rl.errors import SettingError, as_settings, check_names, closest, nearest
+from lightning_rl.errors import SettingError, check_names, closest, nearest
+from lightning_rl.fields import as_settings, settings_of
 from lightning_rl.networks.acting import VisiblePolicy
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
-from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.loading import algorithm_class, stored_name
@@ -125,7 +125,7 @@ def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Beh
             what = f"got {type(given.learner).__name__}; give a class such as PPO, or partial(PPO, n_steps=64)"
             raise SettingError(f"behavior {name}: learner must make an algorithm for its agents, {what}")
         cls = getattr(given.learner, "func", given.learner)
-        if isinstance(cls, type) and not (issubclass(cls, LearningModule) and "max_env_steps" in settings_of(cls)):
+        if isinstance(cls, type) and not (issubclass(cls, LearningModule) and "max_env_steps" in settings_of(cls)):  # type: ignore[arg-type]
             raise SettingError(f"behavior {name}: {cls.__name__} does not learn from the steps of agents; choose another algorithm")
         for setting in OF_THE_RUN:
             if setting in getattr(given.learner, "keywords", {}):

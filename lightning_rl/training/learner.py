@@ -39,11 +39,9 @@ MAX_UNREAD_STEPS = 32
 class Learner:
     """Prepares an algorithm for its updates, and holds what they need during a run. A frozen behavior only acts."""
 
-    guard: Guard
-    """What it does about NaN and infinity; made when a run begins."""
-
     def __init__(self, algorithm: LearningModule) -> None:
         self.algorithm = algorithm
+        self.guard = Guard(algorithm.on_nan)  # a run of no step also ends
         self.scaler = GradScaler(enabled=False)
         self.hooks: Callable[..., object] | None = None
         """Calls Lightning's hooks around a gradient step, if there are any."""

@@ -1,11 +1,9 @@
 """Auxiliary learners with their own loss and optimizer: reward signals and behavioral cloning."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Generator, Tensor
@@ -15,7 +13,8 @@ from lightning_rl.data.dataset import ReplayDataset, SampledDataset
 from lightning_rl.data.demonstrations import EpisodeRows
 from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import split_mask
-from lightning_rl.errors import SettingError, as_settings, check_range
+from lightning_rl.errors import SettingError
+from lightning_rl.fields import Range, as_settings, read_fields
 from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.optimization import ScheduledAdam, parameters_in
@@ -169,18 +168,14 @@ class CloningConfig:
     """
 
     demo_path: str | None = None
-    strength: float = 1.0
-    steps: int = 0
-    batch_size: int | None = None
-    n_epochs: int | None = None
-    samples_per_update: int | None = None
+    strength: Annotated[float, Range(0)] = 1.0
+    steps: Annotated[int, Range(0)] = 0
+    batch_size: Annotated[int, Range(1)] | None = None
+    n_epochs: Annotated[int, Range(1)] | None = None
+    samples_per_update: Annotated[int, Range(0)] | None = None
 
     def __post_init__(self) -> None:
-        check_range("behavioral_cloning.strength", self.strength, 0)
-        check_range("behavioral_cloning.steps", self.steps, 0, whole=True)
-        for name, least in {"batch_size": 1, "n_epochs": 1, "samples_per_update": 0}.items():
-            if getattr(self, name) is not None:
-                check_range(f"behavioral_cloning.{name}", getattr(self, name), least, whole=True)
+        read_fields(self, "behavioral_cloning.")
 
 
 def make_cloning(setting: CloningConfig | Mapping[str, object] | None) -> SideLearner:

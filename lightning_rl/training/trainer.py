@@ -27,11 +27,12 @@ from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.config_files import Plain
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_results
 from lightning_rl.envs.make import find_user_module
-from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, as_settings, check_flag, check_path, check_range, printable
+from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
+from lightning_rl.fields import as_settings, settings_of
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
 from lightning_rl.startup import leave_the_program
 from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
-from lightning_rl.training.arguments import describe_unnamed, plain, settings_of
+from lightning_rl.training.arguments import describe_unnamed, plain
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.loading import check_fits, checkpoint_of, describe_changes, foreign_modules, take_weights

@@ -17,7 +17,7 @@ import torch
 import lightning_rl as lrl
 from lightning_rl import A2C, DQN, PPO, SAC, TD3, EnvConfig, SettingError
 from lightning_rl.policy import load_run
-from lightning_rl.sharing.vec_normalize import Reader, read_statistics
+from lightning_rl.sharing.sb3 import StatisticsReader, read_statistics
 from tests.command_line import run
 from tests.sharing.hub import Repo
 from tests.sharing.test_hub import ADDRESS, REPO, hub  # noqa: F401  (a fixture)
@@ -129,7 +129,7 @@ def test_an_agent_of_theirs_on_the_hub_is_read(hub):  # noqa: F811
 @pytest.mark.parametrize("protocol", [4, 5])  # the default of Python up to 3.13, and from 3.14 on
 def test_arrays_are_read_whatever_python_saved_them(protocol):
     for array in (np.array([[1.5, -2.0, 3.0]]), np.array(7), np.float64(0.25)):
-        assert np.array_equal(Reader(io.BytesIO(pickle.dumps(array, protocol))).load(), array)
+        assert np.array_equal(StatisticsReader(io.BytesIO(pickle.dumps(array, protocol))).load(), array)
 
 
 def test_no_pickle_in_a_file_is_opened(tmp_path):

@@ -8,7 +8,7 @@ not change.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +18,8 @@ from lightning_rl.data.replay.sampling import Window
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import contract_of
-from lightning_rl.errors import SettingError, check_choice, check_range, keep_running
+from lightning_rl.errors import SettingError, keep_running
+from lightning_rl.fields import Range, read_fields
 from lightning_rl.spaces import Spaces, observation_leaves, short
 
 Strategy = Literal["future", "final", "episode"]
@@ -37,11 +38,10 @@ class RelabelConfig:
     """
 
     strategy: Strategy = "future"
-    k: int = 4
+    k: Annotated[int, Range(1)] = 4
 
     def __post_init__(self) -> None:
-        check_choice("replay.relabel.strategy", self.strategy, get_args(Strategy))
-        check_range("replay.relabel.k", self.k, 1, whole=True)
+        read_fields(self, "replay.relabel.")
 
 
 class Rings(Protocol):

@@ -1,19 +1,18 @@
 """Storage of a replay buffer: its settings, tables of records, and layouts of next observations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Space
 
 from lightning_rl.data.replay.hindsight import RelabelConfig
-from lightning_rl.errors import OrPlain, SettingError, as_settings, check_flag, check_path, check_range
+from lightning_rl.errors import SettingError, check_path
+from lightning_rl.fields import OrPlain, Range, as_settings, read_fields
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 
@@ -38,8 +37,8 @@ class ReplayConfig:
     """
 
     prioritized: bool = False
-    alpha: float = 0.6
-    beta: float = 0.4
+    alpha: Annotated[float, Range(0, 1)] = 0.6
+    beta: Annotated[float, Range(0, 1)] = 0.4
     replace: bool = True
     optimize_memory_usage: bool = False
     directory: str | None = None
@@ -48,10 +47,7 @@ class ReplayConfig:
     relabel: OrPlain[RelabelConfig | None] = None
 
     def __post_init__(self) -> None:
-        check_range("replay.alpha", self.alpha, 0, 1)
-        check_range("replay.beta", self.beta, 0, 1)
-        for name in ("prioritized", "replace", "optimize_memory_usage"):
-            check_flag(f"replay.{name}", getattr(self, name))
+        read_fields(self, "replay.")
         if self.directory is not None and not isinstance(self.directory, str | Path):
             raise SettingError(f"replay.directory must be the name of a folder, got {self.directory!r}")
         if self.directory is not None:
@@ -67,7 +63,7 @@ class ReplayConfig:
             object.__setattr__(self, "relabel", as_settings("replay.relabel", RelabelConfig, self.relabel))
 
     @property
-    def layout(self) -> type[StoredNext] | type[DerivedNext]:
+    def layout(self) -> "type[StoredNext] | type[DerivedNext]":
         """Return the class that stores the rows."""
         return DerivedNext if self.optimize_memory_usage else StoredNext
 
