@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lightning_rl import envs as envs  # registers our environments
+from lightning_rl.setting_names import ALGORITHMS as ALGORITHMS
+from lightning_rl.setting_names import MODELS as MODELS
 
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from lightning_rl.actors.config import ActorsConfig as ActorsConfig
@@ -84,30 +86,6 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
 
 __version__ = "0.1.0"
 
-ALGORITHMS = {
-    "PPO": "lightning_rl.algorithms.ppo",
-    "A2C": "lightning_rl.algorithms.a2c",
-    "TRPO": "lightning_rl.algorithms.trpo",
-    "IMPALA": "lightning_rl.algorithms.impala",
-    "POCA": "lightning_rl.algorithms.poca",
-    "SAC": "lightning_rl.algorithms.sac",
-    "TQC": "lightning_rl.algorithms.tqc",
-    "CrossQ": "lightning_rl.algorithms.crossq",
-    "DQN": "lightning_rl.algorithms.dqn",
-    "PQN": "lightning_rl.algorithms.pqn",
-    "TD3": "lightning_rl.algorithms.td3",
-    "IQL": "lightning_rl.algorithms.iql",
-    "CQL": "lightning_rl.algorithms.cql",
-    "TD3BC": "lightning_rl.algorithms.td3_bc",
-    "AWAC": "lightning_rl.algorithms.awac",
-    "EvolutionStrategies": "lightning_rl.algorithms.evolution",
-    "ARS": "lightning_rl.algorithms.ars",
-    "BehavioralCloning": "lightning_rl.algorithms.bc",
-    "DAgger": "lightning_rl.algorithms.dagger",
-}
-
-MODELS = {**ALGORITHMS, "MultiAgent": "lightning_rl.algorithms.multi_agent"}
-"""What can be trained: an algorithm, or several algorithms in one environment."""
 EXPORTS = {
     **MODELS,
     "Algorithm": "lightning_rl.algorithms.algorithm",

@@ -1,4 +1,4 @@
-"""Names of settings, and suggestions for unknown ones, for the command line and Python.
+"""Names of algorithms and settings, and suggestions for unknown ones, for the command line and Python.
 
 Names are read from source files, so that a misspelled one is reported before torch is imported, which takes seconds.
 """
@@ -10,9 +10,32 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from lightning_rl import ALGORITHMS, MODELS
 from lightning_rl.errors import nearest
 
+ALGORITHMS = {
+    "PPO": "lightning_rl.algorithms.ppo",
+    "A2C": "lightning_rl.algorithms.a2c",
+    "TRPO": "lightning_rl.algorithms.trpo",
+    "IMPALA": "lightning_rl.algorithms.impala",
+    "POCA": "lightning_rl.algorithms.poca",
+    "SAC": "lightning_rl.algorithms.sac",
+    "TQC": "lightning_rl.algorithms.tqc",
+    "CrossQ": "lightning_rl.algorithms.crossq",
+    "DQN": "lightning_rl.algorithms.dqn",
+    "PQN": "lightning_rl.algorithms.pqn",
+    "TD3": "lightning_rl.algorithms.td3",
+    "IQL": "lightning_rl.algorithms.iql",
+    "CQL": "lightning_rl.algorithms.cql",
+    "TD3BC": "lightning_rl.algorithms.td3_bc",
+    "AWAC": "lightning_rl.algorithms.awac",
+    "EvolutionStrategies": "lightning_rl.algorithms.evolution",
+    "ARS": "lightning_rl.algorithms.ars",
+    "BehavioralCloning": "lightning_rl.algorithms.bc",
+    "DAgger": "lightning_rl.algorithms.dagger",
+}
+
+MODELS = {**ALGORITHMS, "MultiAgent": "lightning_rl.algorithms.multi_agent"}
+"""What can be trained: an algorithm, or several algorithms in one environment."""
 SECTIONS = {
     "evaluation": "lightning_rl.callbacks.evaluation.EvaluationConfig",
     "checkpoint": "lightning_rl.callbacks.checkpoints.CheckpointConfig",
@@ -130,6 +153,7 @@ def place_of(name: str) -> str | None:
     return next((f"{place}.{name}" for place in places if name in settings_of_section(place.removeprefix("model."))), None)
 
 
+@cache
 def settings_of_model(name: str) -> list[str]:
     """Return the settings of an algorithm of this package."""
     return [each for each in read_names(f"{MODELS[name]}.{name}") if each != "spaces"]

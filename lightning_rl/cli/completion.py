@@ -5,10 +5,9 @@ from collections.abc import Iterable
 
 import shtab
 
-from lightning_rl import ALGORITHMS, MODELS
 from lightning_rl.cli.names import OPTIONS
 from lightning_rl.cli.parsers import PARSERS, tune_parser
-from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_model, settings_of_section
+from lightning_rl.setting_names import ALGORITHMS, MODELS, PARTS, SECTIONS, settings_of_model, settings_of_section
 from lightning_rl.startup import config_folder
 
 FILES = {"config", "ckpt_path", "init_from", "run", "runs", "file", "space", "out"}

@@ -12,11 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lightning_rl import MODELS, __version__
+from lightning_rl import __version__
 from lightning_rl.cli.names import read_options, take_seeds
 from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS, read_tune_options
 from lightning_rl.dotted_paths import import_modules
 from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
+from lightning_rl.setting_names import MODELS
 from lightning_rl.startup import (
     INTERRUPTED,
     ROOT,

@@ -3,10 +3,19 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from lightning_rl import MODELS, errors
+from lightning_rl import errors
 from lightning_rl.config_files import Plain, as_mapping, parse, read_config, spell_out
 from lightning_rl.errors import SettingError
-from lightning_rl.setting_names import PARTS, SECTIONS, owners_of, settings_of_model, settings_of_section, way_out, way_out_of_algorithm
+from lightning_rl.setting_names import (
+    MODELS,
+    PARTS,
+    SECTIONS,
+    owners_of,
+    settings_of_model,
+    settings_of_section,
+    way_out,
+    way_out_of_algorithm,
+)
 from lightning_rl.startup import config_folder
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", *SECTIONS, "ckpt_path", "weights_only", "init_from", "force")
@@ -172,7 +181,7 @@ def check_keys(config: Plain, where: str) -> None:
                 errors.check_names(f"trainer.{name}.", part, ("class_path", "init_args", "dict_kwargs"), where=where)
     model = as_mapping("model", config.get("model"), where)
     for key in model:
-        if owners_of(str(key)):
+        if key not in ("class_path", "init_args") and owners_of(str(key)):
             raise SettingError(f"model.{key}{where} is not a setting; here it is model.init_args.{key}")
     errors.check_names("model.", model, ("class_path", "init_args"), where=where)
     settings = as_mapping("model.init_args", model.get("init_args"), where)

@@ -29,6 +29,7 @@ READ = (*SUCCESS, MASK, PARAMETERS, LESSONS)
 """The keys of an environment's info that are read."""
 CLOSE_TIMEOUT = 10.0
 """Seconds for `close` of an environment."""
+AnyEnv = gym.Env | VectorEnv
 Env = TypeVar("Env", bound=Any)
 _failed: set[type] = set()
 """Environments whose failure to close this process has reported."""
@@ -303,6 +304,14 @@ def close_env(env: Any, say: Callable[[str], object] = lambda line: print(line, 
         if kind not in _failed:
             _failed.add(kind)
             say(printable(f"close of {kind.__name__} {what}; the program continues"))
+
+
+def layers(env: Any) -> Iterator[AnyEnv]:
+    """Iterate over an environment's wrappers from the outermost, and then itself."""
+    while env is not env.unwrapped:
+        yield env
+        env = env.env
+    yield env
 
 
 @contextmanager

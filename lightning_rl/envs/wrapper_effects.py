@@ -19,8 +19,8 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorRewardWrapper
 from gymnasium.wrappers import vector
 
 from lightning_rl.envs.masks import legal_action
-from lightning_rl.envs.snapshot.state import AnyEnv, are_equal, layers, run_apart
-from lightning_rl.envs.sync import closing_env
+from lightning_rl.envs.snapshot.state import are_equal, run_apart
+from lightning_rl.envs.sync import AnyEnv, closing_env, layers
 from lightning_rl.errors import SettingError, is_interrupt
 from lightning_rl.types import Info, Options, StepResult, Tree
 

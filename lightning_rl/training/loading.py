@@ -21,7 +21,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from lightning_rl import MODELS
 from lightning_rl.callbacks.iteration import match_target
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import find_saved, last_generation, previous_path, read_verified, shown
@@ -32,7 +31,7 @@ from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.errors import SettingError, check_path, nearest
 from lightning_rl.networks.acting import list_changes
-from lightning_rl.setting_names import suggest_algorithm
+from lightning_rl.setting_names import MODELS, suggest_algorithm
 from lightning_rl.sharing.agent import agent_of, is_agent, read_agent
 from lightning_rl.sharing.hub import download, is_address
 from lightning_rl.sharing.sb3 import is_zip, read_zip

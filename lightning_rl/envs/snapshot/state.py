@@ -18,7 +18,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
 from functools import partial
@@ -33,7 +33,7 @@ from gymnasium.vector import VectorEnv
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.decoding import Decoder, write_all
 from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, attributes_of, is_space, objects_in, read_all
-from lightning_rl.envs.sync import close_env
+from lightning_rl.envs.sync import AnyEnv, close_env, layers
 from lightning_rl.errors import is_interrupt
 from lightning_rl.startup import follow_parent
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_leaves
@@ -43,7 +43,6 @@ MAX_TRIAL_SECONDS = 10.0
 """Maximum duration of trying the ways: a real-world environment should not be driven around for it."""
 TRIAL_STEPS = 16
 
-AnyEnv = gym.Env | VectorEnv
 State = dict[str, Plain]
 T = TypeVar("T")
 
@@ -114,14 +113,6 @@ def _release_sticky_action(env: gym.Env) -> None:
     ale: Any = getattr(env.unwrapped, "ale", None)
     for _ in range(40):
         ale.act(ale.getLegalActionSet()[0])  # no-op, without effect once the game is over
-
-
-def layers(env: Any) -> Iterator[AnyEnv]:
-    """Iterate over an environment's wrappers from the outermost, and then itself."""
-    while env is not env.unwrapped:
-        yield env
-        env = env.env
-    yield env
 
 
 def seed_spaces(env: AnyEnv, seed: int | None) -> None:
