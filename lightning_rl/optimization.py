@@ -99,7 +99,7 @@ class ScheduledRMSprop(DirectOptimizer, torch.optim.RMSprop):
 
     def move(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any], states: list[dict[str, Tensor]]) -> None:
         squares, alpha = [state["square_avg"] for state in states], group["alpha"]
-        torch._foreach_mul_(squares, alpha)
+        torch._foreach_mul_(squares, squares[0].new_tensor(alpha))  # torch would make a tensor of a number for each of them
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - alpha)
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, group["eps"])
@@ -242,10 +242,11 @@ def gradient_step(
     hooks = hooks or (lambda name, *arguments: None)
     hooks("on_before_zero_grad", optimizer)
     parameters = []
-    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-        parameter.grad = None  # as Optimizer.zero_grad does, in a tenth of its time
-        if parameter.requires_grad:
-            parameters.append(parameter)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None  # as Optimizer.zero_grad does, in a tenth of its time
+            if parameter.requires_grad:
+                parameters.append(parameter)
     hooks("on_before_backward", loss)
     scaled = scaler.scale(loss)
     vector = set_known_gradient(scaled, parameters) if hasattr(scaled.grad_fn, "parameters") else None
