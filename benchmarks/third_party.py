@@ -59,7 +59,7 @@ class Case:
 CASES = {
     "gym-electric-motor": Case("Cont-CC-PMSM-v0", "gym_electric_motor"),
     "nle": Case("NetHackScore-v0", "nle"),
-    "magent2": Case("magent2.environments.battle_v4", options="--model.env.num_envs 1 --model.env.kwargs '{map_size: 12}'"),
+    "magent2": Case("magent2.environments.battle_v4", "magent2.environments", "--model.env.num_envs 1 --model.env.kwargs '{map_size: 12}'"),
     "tetris-gymnasium": Case("tetris_gymnasium/Tetris", "tetris_gymnasium.envs"),
     "gymnasium-sudoku": Case("sudoku-v0", "gymnasium_sudoku"),
     "panda-gym": Case("PandaReach-v3", "panda_gym"),
@@ -80,7 +80,8 @@ def last_line(output: str) -> str:
     """Return what a failed command says in the end, for a cell of a table."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"lightning-rl\b|ERROR|error:|[\w.]*(Error|Exception)\b", line)]
-    return (errors or lines or ["nothing was printed"])[-1].replace("|", "\\|")[:200]
+    last = (errors or lines or ["nothing was printed"])[-1]
+    return re.sub(r"/\S*/site-packages/", "", last).replace("|", "\\|")[:200]
 
 
 def make_base(folder: Path) -> Path:
