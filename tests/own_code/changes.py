@@ -468,7 +468,7 @@ def classic_control(algorithm: type) -> Made:
 
 
 SENT = "weights are sent"
-"""To other processes, which only act."""
+"""To other processes, which only act; environments are in them too."""
 RUNS: dict[str, Change] = {
     **{
         f"{name} = {'a schedule' if callable(value) or isinstance(value, dict) else value} ({kind.__name__} {number})": Change(
@@ -529,7 +529,7 @@ def expected(change: str, algorithm: str) -> dict[str, str]:
     """Return what is to come of a change in each place, or why nothing does."""
     found = dict.fromkeys(PLACES, EQUAL)
     if change in RUNS:
-        return {**found, "another process": SENT, **RUNS[change].outcomes}
+        return {**found, "another process": SENT if RUNS[change].base is as_it_is else EQUAL, **RUNS[change].outcomes}
     if change not in IN_WEIGHTS:
         found |= {"load_policy": NAMED, "resume": NAMED}
     if change in PARAMETRIZED:

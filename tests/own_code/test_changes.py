@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import warnings
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ import lightning_rl as lrl
 from lightning_rl.data.collector import Collector
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.envs import make as making
+from lightning_rl.envs.config import ChangedEnv
 from lightning_rl.envs.stepping import Stepper
 from lightning_rl.networks import acting
 from lightning_rl.networks.acting import NumpyActor
@@ -29,8 +32,8 @@ from lightning_rl.networks.off_policy import Actor
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.spaces import Spaces
-from tests.fitting import Rows, fit
-from tests.own_code.changes import ALGORITHMS, EQUAL, FAST, NAMED, NETWORK, PLACES, REFUSED, RUNS, UNLEARNED, note, restore_torch
+from tests.fitting import TINY, Rows, fit
+from tests.own_code.changes import ALGORITHMS, EQUAL, FAST, NAMED, NETWORK, PLACES, REFUSED, RUNS, UNLEARNED, as_it_is, note, restore_torch
 
 NUM, STEPS, WIDTH = 3, 4, 5
 OBS, DISCRETE, BOX = Box(-2, 2, (WIDTH,)), Discrete(3), Box(-1, 1, (2,))
@@ -279,6 +282,32 @@ def examined(change, algorithm, folder, unchanged):
             assert torch.equal(mine, its)
         assert resumed.rows == ours.rows[-len(resumed.rows) :]
         yield "resume", EQUAL
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [(name, kind) for name, change in RUNS.items() if change.base is not as_it_is for kind in change.to]
+)
+def test_a_changed_environment_is_the_same_in_processes_of_its_own(name, algorithm):
+    children = []
+
+    class Counts(pl.Callback):
+        def on_train_batch_end(self, *_):
+            children.append(len(multiprocessing.active_children()))
+
+    def made(vectorization):
+        env = RUNS[name].make(algorithm)[0].env
+        if callable(env):
+            env = lrl.EnvConfig(env)
+        copies = {"num_envs": 2, "vectorization": vectorization}
+        env = replace(env, config=replace(env.config, **copies)) if isinstance(env, ChangedEnv) else replace(env, **copies)
+        torch.manual_seed(0)
+        return algorithm(env, net_arch=[8], **TINY[algorithm], max_env_steps=64), [Counts()]
+
+    with RUNS[name].around():
+        assert [*same(run(made("async")), run(made("sync")))] == [True, True]
+    assert children == [2] * 4 + [0] * 4
+    note(name, algorithm.__name__, "another process", EQUAL)
 
 
 evaluate = partial(lrl.evaluate, episodes=2, num_envs=2, max_episode_steps=50)
