@@ -6,6 +6,7 @@ Does not load torch, Lightning or Optuna, so that help and errors about options 
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -131,15 +132,9 @@ def evaluate_parser() -> Parser:
     return parser
 
 
-def validate_parser() -> Parser:
-    parser = Parser("validate", "Play the episodes of a run's evaluations.")
-    parser.add_checkpoint()
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
-def test_parser() -> Parser:
-    parser = Parser("test", "Play 100 episodes that no evaluation of a run has seen.")
+def checkpoint_parser(subcommand: str, description: str) -> Parser:
+    """Make the parser of a subcommand that plays a fixed number of episodes."""
+    parser = Parser(subcommand, description)
     parser.add_checkpoint()
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -220,8 +215,8 @@ def completion_parser() -> Parser:
 
 PARSERS: dict[str, Callable[[], Parser]] = {
     "evaluate": evaluate_parser,
-    "validate": validate_parser,
-    "test": test_parser,
+    "validate": partial(checkpoint_parser, "validate", "Play the episodes of a run's evaluations."),
+    "test": partial(checkpoint_parser, "test", "Play 100 episodes that no evaluation of a run has seen."),
     "collect": collect_parser,
     "record": record_parser,
     "compare": compare_parser,

@@ -40,6 +40,8 @@ TASK = ("id", "kwargs", "wrappers", "max_episode_steps", "frame_stack", "atari",
 """Settings that define the task; the others say how many environments run in parallel, and how."""
 DEFAULT_NUM_ENVS = 8
 """Default number of parallel environments."""
+IN_THIS_PROCESS: dict[str, Any] = {"vectorization": "sync", "step_timeout": None, "max_restarts": None}
+"""Settings of environments that need neither processes nor a device."""
 
 
 @dataclass(frozen=True)
@@ -296,9 +298,7 @@ def resolve_vectorization(env: T) -> T:
 
 def resolve_to_sync(env: T) -> T:
     """Resolve `vectorization: auto` to `sync`, which needs neither processes nor a device."""
-    if not isinstance(env, EnvConfig) or env.vectorization != "auto":
-        return env
-    return replace(env, vectorization="sync", step_timeout=None, max_restarts=None)
+    return replace(env, **IN_THIS_PROCESS) if isinstance(env, EnvConfig) and env.vectorization == "auto" else env
 
 
 def resolve_in_actor(env: T) -> T:
@@ -308,4 +308,6 @@ def resolve_in_actor(env: T) -> T:
 
 def single_env_config(env: T) -> T:
     """Return the settings with a single environment, for evaluation and probing; return functions unchanged."""
-    return replace(resolve_to_sync(env), num_envs=1) if isinstance(env, EnvConfig) else env
+    if not isinstance(env, EnvConfig):
+        return env
+    return replace(env, num_envs=1, **(IN_THIS_PROCESS if env.vectorization == "auto" else {}))

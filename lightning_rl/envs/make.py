@@ -290,7 +290,8 @@ def _make_envpool(config: EnvConfig) -> VectorEnv:
 
 def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
     """Build an environment; raise `SettingError` in one line if that fails."""
-    check_module("env.id", config.name.rpartition(":")[0])
+    if ":" in config.name:
+        check_module("env.id", config.name.rpartition(":")[0])
     try:
         prepare_package(config.name)
         return make()
