@@ -322,7 +322,7 @@ class Collector:
         flags["terminated"][t], flags["truncated"][t], flags["valid"][t] = step.terminated, step.truncated, step.valid
         self._start, self._current, self._mask, self._restarts = step.episode_start, step.obs, step.mask, False
         self.rows += self.num_envs
-        if step.valid is self.stepper.all_valid:
+        if step.valid.all():
             self.env_steps += self.num_envs
         else:
             self.env_steps += int(np.count_nonzero(step.valid))

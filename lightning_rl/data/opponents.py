@@ -15,11 +15,10 @@ from gymnasium import Space
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from lightning_rl.envs.agents.stepper import Opponent, OpponentStepper
+from lightning_rl.envs.agents.stepper import Opponent, SeatStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.judges import JUDGED, exploitability
-from lightning_rl.envs.games.stepper import GameStepper
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import ActingNetwork, ActingPolicy, PolicyNetwork
 from lightning_rl.networks.normalization import eval_mode
@@ -201,7 +200,7 @@ class RandomMoves:
 
 def seat_opponents(stepper: object, network: ActingNetwork) -> None:
     """Let the policy play the other seats, if there are any."""
-    if isinstance(stepper, OpponentStepper | GameStepper):
+    if isinstance(stepper, SeatStepper):
         stepper.opponent = PolicyOpponent(network, stepper.num_seats)
 
 

@@ -29,7 +29,7 @@ class SharedStepper:
 
     def __init__(self, side: Side, learns: bool = True) -> None:
         self.side, self.name, self.num_envs, self.can_be_saved, self.labels = side, side.name, side.num, True, side.labels
-        self.all_valid, self.notices = side.outcome.all_valid, list[str]()
+        self.notices: list[str] = []
         self.learns = learns
         """Whether its behavior learns; otherwise only statistics are kept, and its iterations are not used."""
 
@@ -98,7 +98,7 @@ class JointCollector:
 
     def __init__(self, world: World, collectors: Mapping[str, Collector]) -> None:
         self.world, self.collectors = world, collectors
-        self.name, self.num_envs, self.can_be_saved, self.close = world.name, len(world.copies), world.way is not None, world.close
+        self.name, self.num_envs, self.can_be_saved, self.close = world.name, world.num_copies, world.can_be_saved, world.close
         self.learners = {name: each for name, each in collectors.items() if each.stepper.learns}  # type: ignore[union-attr]
         self.n_steps = min(each.n_steps for each in self.learners.values())
         self.statistics = JointStatistics(self.learners)
@@ -135,7 +135,7 @@ class JointCollector:
 
     def interrupt(self) -> None:
         """Abandon the episodes of all behaviors after an error. Copies in the middle of a step cannot be saved."""
-        self.interrupted, self.world.way = True, None
+        self.interrupted, self.world.can_be_saved = True, False
         for each in self.collectors.values():
             each.interrupt()
 
@@ -203,7 +203,8 @@ class JointDataset(ExperienceDataset):
         full = self._begin_turn() if self.turns.begins else []
         acting = [name for name in self.collectors if name not in self.turns.waiting]
         while not full:
-            steps = self.world.step({**self._act(acting), **self.turns.act()})
+            self.world.step_all({**self._act(acting), **self.turns.act()})
+            steps = {name: side.pop_step() for name, side in self.world.sides.items()}
             self.joint.steps += 1
             full = self._store(steps, acting)
             self.turns.watch(steps)

@@ -45,7 +45,7 @@ class Turns:
         """The learner's environment steps when its turn began, over all ranks."""
         self.begins = False
         """Whether the next turn is decided but its episodes have not begun."""
-        self.returns = {name: np.zeros(len(world.copies)) for name in rivals}
+        self.returns = {name: np.zeros(world.num_copies) for name in rivals}
         """Mean return of each side's agents in the current episode of each copy."""
         self.start = {name: np.ones(side.num, dtype=bool) for name, side in self.sides.items()}
         """Rows that have not moved in their episode."""
@@ -91,7 +91,7 @@ class Turns:
             opponent.playing[:] = NEWEST
             self.start[name] = np.ones(self.sides[name].num, dtype=bool)
             self.returns[name][:] = 0.0
-        self._draw(np.arange(len(self.world.copies)))
+        self._draw(np.arange(self.world.num_copies))
 
     def _draw(self, copies: np.ndarray) -> None:
         """Draw the players of the sides that do not learn, in copies whose episodes begin."""
@@ -118,7 +118,7 @@ class Turns:
                 tree_map(np.copyto, self.sides[name].obs, checked.obs)
         for name in self.opponents:
             self.start[name] = steps[name].episode_start
-            self.returns[name] += finite_rewards(steps[name].reward).reshape(len(self.world.copies), -1).mean(1)
+            self.returns[name] += finite_rewards(steps[name].reward).reshape(self.world.num_copies, -1).mean(1)
         over = np.flatnonzero(self.world.lengths == 0)
         if len(over) and self.opponents:
             for name in self.waiting:

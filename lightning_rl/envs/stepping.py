@@ -15,12 +15,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper, TeamStepper, WorldStepper
-from lightning_rl.envs.agents.vmas import BatchedStepper
+from lightning_rl.envs.agents.serial import SerialWorld
+from lightning_rl.envs.agents.stepper import SIDE, RowStepper, SeatStepper
+from lightning_rl.envs.agents.vmas import VmasWorld
 from lightning_rl.envs.agents.world import World
 from lightning_rl.envs.config import EnvConfig, EnvSource, count_envs
 from lightning_rl.envs.games import GAMES
-from lightning_rl.envs.games.stepper import GameStepper
+from lightning_rl.envs.games.world import GameWorld
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env, make_vector_env, make_vmas
 from lightning_rl.envs.masks import NoMasks, make_masks
@@ -180,7 +181,7 @@ class Stepper:
         return None
 
 
-AnyStepper = Stepper | WorldStepper | BatchedStepper | GameStepper
+AnyStepper = Stepper | RowStepper | SeatStepper
 
 
 def make_fitting_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool | None = None) -> AnyStepper:
@@ -198,25 +199,23 @@ def make_fitting_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool
     return stepper
 
 
-def make_agent_stepper(
-    env: EnvSource, spaces: Spaces, first: int, seats: bool | None = None
-) -> WorldStepper | BatchedStepper | GameStepper:
+def make_agent_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool | None = None) -> RowStepper | SeatStepper:
     """Make the stepper of an environment of several agents with one policy; arguments as in `make_fitting_stepper`."""
     if spaces.teams:
-        return TeamStepper(make_world(env, {SIDE: spaces}, first))
-    seats = spaces.one_learns if seats is None else seats
-    if isinstance(env, EnvConfig) and env.name in GAMES and seats and not spaces.joint:
+        agents = list(spaces.agents)
+        return SeatStepper(make_serial_world(env, {SIDE: spaces}, first), np.array([[*map(agents.index, team)] for team in spaces.teams]))
+    if not (spaces.one_learns if seats is None else seats):
+        return RowStepper(make_world(env, {SIDE: spaces}, first))
+    if isinstance(env, EnvConfig) and env.name in GAMES and not spaces.joint:
         settings = find_way_to_save(env, {SIDE: spaces})[1]
-        return GameStepper(GAMES[env.name](env.num_envs), spaces, env.name, env.max_episode_steps, settings)
-    if not seats and (copies := make_vmas(env, count_envs(env))) is not None:
-        way, settings = find_way_to_save(env, {SIDE: spaces})
-        return BatchedStepper(copies, spaces, copies.name, way is not None, settings)
-    world = make_world(env, {SIDE: spaces}, first)
-    return SeatStepper(world) if seats else AgentStepper(world)
+        world: World = GameWorld(GAMES[env.name](env.num_envs), SIDE, spaces, env.name, env.max_episode_steps, settings)
+    else:
+        world = make_serial_world(env, {SIDE: spaces}, first)
+    return SeatStepper(world, np.arange(len(spaces.agents))[:, None])
 
 
 def make_world(env: EnvSource, sides: Mapping[str, Spaces], first: int) -> World:
-    """Build the copies of an environment of several agents, and the sides of their agents.
+    """Build the copies of an environment of several agents that all learn, and the sides of their agents.
 
     Args:
         env: settings, or a function that builds one.
@@ -226,10 +225,18 @@ def make_world(env: EnvSource, sides: Mapping[str, Spaces], first: int) -> World
     Raises:
         SettingError: the environment has other agents or spaces.
     """
+    if (copies := make_vmas(env, count_envs(env))) is None:
+        return make_serial_world(env, sides, first)
+    way, settings = find_way_to_save(env, sides)
+    return VmasWorld(copies, sides, way is not None, settings)
+
+
+def make_serial_world(env: EnvSource, sides: Mapping[str, Spaces], first: int) -> SerialWorld:
+    """Build a world as `make_world` does, whose copies step one after another."""
     way, settings = find_way_to_save(env, sides)
     limit = env.max_episode_steps if isinstance(env, EnvConfig) else None
     teams = "".join(f" teams {spaces.teams}" for spaces in sides.values() if spaces.teams)
-    return World(partial(make_env, env), count_envs(env), sides, first, way, limit, settings + teams)
+    return SerialWorld(partial(make_env, env), count_envs(env), sides, first, way, limit, settings + teams)
 
 
 def find_way_to_save(env: EnvSource, sides: Mapping[str, Spaces]) -> tuple[str | None, str]:

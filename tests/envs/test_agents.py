@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from lightning_rl import SettingError
 from lightning_rl.envs.agents.copies import AgentsEnv, ParallelAgents, TurnAgents, is_path, wrap_agents
-from lightning_rl.envs.agents.stepper import AgentStepper, SeatStepper
+from lightning_rl.envs.agents.stepper import RowStepper, SeatStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper, make_stepper
@@ -94,13 +94,13 @@ def flags(step):
 
 def test_agents_are_rows_and_a_dead_one_is_no_experience_until_the_next_episode():
     stepper = stepper_of(Mortal)
-    assert type(stepper) is AgentStepper and stepper.num_envs == 2
+    assert type(stepper) is RowStepper and stepper.num_envs == 2
     obs, mask = stepper.reset(0)
     assert obs.tolist() == [[0, 0], [1, 0]] and mask == ()
 
     step = stepper.step(np.array([0, 1]))
     assert_allclose(step.reward, [0, 10.1])
-    assert flags(step) == ["v", "v"] and step.valid is stepper.all_valid and step.obs.tolist() == [[0, 1], [1, 1]]
+    assert flags(step) == ["v", "v"] and step.valid.all() and step.obs.tolist() == [[0, 1], [1, 1]]
 
     step = stepper.step(np.array([1, 1]))
     assert_allclose(step.reward, [1.1, 11.1])
@@ -132,9 +132,9 @@ def test_an_agent_may_come_late_and_come_again_and_remembers_nothing():
 def test_copies_stand_one_after_the_other_and_end_apart():
     stepper = stepper_of(Mortal, 3)
     assert stepper.reset(0)[0].tolist() == [[0, 0], [1, 0]] * 3
-    stepper.world.start(1)
+    stepper.world.start(np.array([1]))
     stepper.step(np.zeros(6, int))
-    stepper.world.start(1)
+    stepper.world.start(np.array([1]))
     step = stepper.step(np.zeros(6, int))
     assert flags(step)[:2] == ["v", "vts"] and flags(step)[3] == "vs" and step.ended.tolist() == [1, 5]
 
@@ -525,7 +525,7 @@ def test_a_learner_gets_what_the_game_pays_its_seat(name):
             total[e], finished = 0.0, finished + 1
     assert finished > 8
     for e, (ledger, returns) in enumerate(zip(ledgers, got, strict=True)):
-        seats = [stepper.agents[(e + k) % len(stepper.agents)] for k in range(len(ledger.episodes))]
+        seats = [stepper.side.agents[(e + k) % len(stepper.side.agents)] for k in range(len(ledger.episodes))]
         paid = [episode[seat] for seat, episode in zip(seats, ledger.episodes, strict=True)]
         # games that ended before the learner could move are not its episodes
         rest = iter(paid)

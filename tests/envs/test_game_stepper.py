@@ -7,12 +7,12 @@ import pytest
 
 from lightning_rl import DQN, PPO, SettingError, Trainer, evaluate, load_policy
 from lightning_rl.data.opponents import PolicyOpponent, seat_opponents
-from lightning_rl.envs.agents.stepper import SIDE, AgentStepper, SeatStepper
-from lightning_rl.envs.agents.world import World
+from lightning_rl.envs.agents.serial import SerialWorld
+from lightning_rl.envs.agents.stepper import SIDE, RowStepper, SeatStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.players import random_legal
-from lightning_rl.envs.games.stepper import GameStepper
+from lightning_rl.envs.games.world import GameWorld
 from lightning_rl.envs.make import make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.types import tree_leaves
@@ -56,12 +56,13 @@ def choose(obs, mask, salt):
 
 
 def make(env_id, num_envs=4, **settings):
-    """Our stepper and the one over single copies, of the same settings."""
+    """Copies stepped together, and the same stepped one after another."""
     config = EnvConfig(f"{PREFIX}{env_id}", num_envs=num_envs, **settings)
     spaces = probe_spaces(config)
     ours = make_fitting_stepper(config, spaces, 0, seats=True)
-    plain = SeatStepper(World(lambda index: make_env(config), num_envs, {SIDE: spaces}, max_episode_steps=config.max_episode_steps))
-    assert type(ours) is GameStepper
+    world = SerialWorld(lambda index: make_env(config), num_envs, {SIDE: spaces}, max_episode_steps=config.max_episode_steps)
+    plain = SeatStepper(world, np.arange(len(spaces.agents))[:, None])
+    assert type(ours.world) is GameWorld
     ours.opponent, plain.opponent = Script(), Script()
     return ours, plain
 
@@ -118,9 +119,9 @@ def test_every_row_is_a_copy_and_seats_are_taken_in_turn():
 
 def test_where_all_learn_agents_are_rows_and_critics_that_see_all_have_single_copies():
     config = EnvConfig(f"{PREFIX}rock_paper_scissors", num_envs=3)
-    assert type(make_fitting_stepper(config, probe_spaces(config), 0)) is AgentStepper
+    assert type(make_fitting_stepper(config, probe_spaces(config), 0)) is RowStepper
     config = EnvConfig(f"{PREFIX}tic_tac_toe", num_envs=3)
-    assert type(make_fitting_stepper(config, probe_spaces(config, "all"), 0)) is SeatStepper
+    assert type(make_fitting_stepper(config, probe_spaces(config, "all"), 0).world) is SerialWorld
 
 
 @pytest.mark.variants
@@ -150,7 +151,7 @@ def test_a_state_is_restored_in_the_middle_of_games(env_id):
     for damage in ({}, {**arrays, "mover": arrays["mover"] + 2}, {**arrays, "over": arrays["over"].astype(float)}):
         assert "could not be restored exactly" in later.load_state_dict({**state, "game": {**state["game"], "arrays": damage}})
     seats = state["seats"]
-    for damage in ({"seats": seats - 9}, {"seats": seats[:-1]}, {"seats": "x"}, {"moved": state["moved"].astype(int)}, {"paid": seats}):
+    for damage in ({"seats": seats - 9}, {"seats": seats[:-1]}, {"seats": "x"}, {"moved": state["moved"].astype(int)}, {"unpaid": seats}):
         assert "could not be restored exactly" in later.load_state_dict({**state, **damage})
 
 

@@ -7,7 +7,7 @@ import pytest
 from gymnasium.spaces import Discrete
 from numpy.testing import assert_allclose
 
-from lightning_rl.envs.agents.stepper import TeamStepper
+from lightning_rl.envs.agents.stepper import SeatStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper
@@ -61,7 +61,7 @@ def nobody(stepper):
 
 def test_the_rows_of_a_copy_are_the_agents_of_the_team_that_learns():
     stepper = stepper_of("Squads", 2)
-    assert type(stepper) is TeamStepper and stepper.num_envs == 4
+    assert type(stepper) is SeatStepper and stepper.num_envs == 4
     assert stepper.reset(0)[0].tolist() == [[0, 0], [2, 0], [1, 0], [3, 0]]  # red in the first copy, blue in the second
     step = stepper.step(np.array([0, 1, 1, 0]))
     assert_allclose(step.reward, [0, 20.1, 10.1, 30])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_rl import PPO, SAC, Behavior, MultiAgent, SettingError, Trainer, evaluate, load_policy
-from lightning_rl.envs.agents.vmas import BatchedStepper, VmasCopies
+from lightning_rl.envs.agents.vmas import VmasCopies, VmasWorld
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import find_user_module, make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper
@@ -57,7 +57,7 @@ def test_rows_are_the_agents_of_copies_and_a_step_is_that_of_vmas():
         step = stepper.step(actions)
         expected, reward, terminated, truncated, _ = theirs.step([torch.from_numpy(actions[a::2]) for a in range(2)])
         assert all(np.array_equal(step.reward[a::2], reward[a].numpy()) for a in range(2))
-        assert step.valid is stepper.all_valid and not terminated.any() and truncated.all() == (t == 4)
+        assert step.valid.all() and not terminated.any() and truncated.all() == (t == 4)
         seen = step.obs
     assert step.truncated.all() and not step.terminated.any() and step.episode_start.all() and step.ended.tolist() == list(range(8))
     assert all(np.array_equal(step.final_obs[a::2], expected[a].numpy()) for a in range(2))
@@ -77,7 +77,7 @@ def test_copies_that_end_alone_are_reset_and_leave_the_others_unchanged():
         over = step.terminated.reshape(-1, agents)
         assert (over.all(1) == over.any(1)).all() and len(step.final_obs) == len(step.ended)
         assert not np.allclose(step.final_obs, step.obs[step.ended]) and (step.obs[step.ended, 2:4] == 0).all()  # at rest
-    lengths = stepper.copies.env.steps.numpy()
+    lengths = stepper.world.copies.env.steps.numpy()
     assert 0 < lengths.min() < lengths.max() == 60 or len(set(lengths.tolist())) > 1
 
 
@@ -89,13 +89,13 @@ def test_copies_that_start_together_leave_the_others_bit_for_bit(env_id):
         stepper.reset(3)
         play(stepper, spaces, 7)
     ended = np.array([False, True, True, False, True])
-    first = started.copies.start(ended, started.can_be_saved)
+    first = started.world.copies.start(ended, started.can_be_saved)
     kept = np.repeat(~ended, len(spaces.agents))
     assert all(not np.array_equal(row, leaf[ended][0]) for leaf in first for row in leaf[ended][1:])  # each draws a start of its own
     for step, expected in zip(play(started, spaces, 9), play(going_on, spaces, 9), strict=True):
         assert np.array_equal(step.obs[kept], expected.obs[kept]) and np.array_equal(step.reward[kept], expected.reward[kept])
         assert not np.array_equal(step.obs[~kept], expected.obs[~kept])
-    assert started.copies.env.steps.tolist() == [16, 9, 9, 16, 9]
+    assert started.world.copies.env.steps.tolist() == [16, 9, 9, 16, 9]
 
 
 @pytest.mark.thorough
@@ -267,7 +267,7 @@ def test_a_scenario_of_ones_own_is_found_by_its_path_and_its_state_is_saved(tmp_
     (tmp_path / "scenarios_of_mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     stepper, spaces = make("scenarios_of_mine.Counting", max_episode_steps=6, kwargs={"n_agents": 2})
-    assert type(stepper) is BatchedStepper and stepper.num_envs == 8 and stepper.can_be_saved
+    assert type(stepper.world) is VmasWorld and stepper.num_envs == 8 and stepper.can_be_saved
     stepper.reset(0)
     assert [step.reward[:2].tolist() for step in play(stepper, spaces, 7)] == [[2 * k + 1, 2 * k + 2] for k in (*range(6), 0)]
     state, (step,) = stepper.state_dict(), play(stepper, spaces, 1)

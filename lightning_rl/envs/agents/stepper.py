@@ -1,18 +1,16 @@
 """Steppers of environments of several agents for a collector.
 
-With `AgentStepper` all agents learn, with `SeatStepper` one agent of each copy, with `TeamStepper` one team of each copy.
+With `RowStepper` all agents learn, with `SeatStepper` one agent or one team of each copy.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from lightning_rl.envs.agents.world import Outcome, World
-from lightning_rl.envs.lessons import LessonValues
+from lightning_rl.envs.agents.world import World
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import finite_rewards
-from lightning_rl.types import EnvStep, State, Tree, tree_index
+from lightning_rl.types import EnvStep, State, Tree, tree_map
 
 MAX_MOVES = 10_000
 """Maximum number of moves of others in a row; after them an error reports that it is never the learner's turn."""
@@ -21,25 +19,24 @@ SIDE = "all"
 
 
 class WorldStepper:
-    """Base of the steppers of an environment of several agents. Has the methods of `Stepper`.
+    """Base of the steppers of a world with one side, which has all agents. Has the methods of `Stepper`.
 
     Args:
-        world: a world with one side, which has all agents.
-        outcome: the results of the rows.
+        world: the world.
+        num_envs: number of rows.
     """
 
     restarts, workers = 0, None
 
-    def __init__(self, world: World, outcome: Outcome) -> None:
-        self.world, self.side, self.outcome = world, world.sides[SIDE], outcome
-        self.name, self.can_be_saved, self.close = world.name, world.way is not None, world.close
+    def __init__(self, world: World, num_envs: int) -> None:
+        self.world, self.side, self.num_envs = world, world.sides[SIDE], num_envs
+        self.name, self.can_be_saved, self.close, self.set_lessons = world.name, world.can_be_saved, world.close, world.set_lessons
         self.notices: list[str] = []
-        self.num_envs, self.all_valid = outcome.num, outcome.all_valid
         self.labels: list[str] = []
-        """Names of the rows in messages, if all agents are rows."""
+        """Names of the rows in messages, if they are the same agents in all episodes."""
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        """Start an episode in every copy, with seed, seed + 1, … Return the first observations and their masks."""
+        """Start an episode in every copy. Return the first observations of the rows, and their masks."""
         raise NotImplementedError
 
     def step(self, action: Tree) -> EnvStep:
@@ -48,40 +45,22 @@ class WorldStepper:
 
     def restart_all(self) -> EnvStep:
         """Abandon all episodes and start new ones; return a step that is not experience."""
-        self.change_seats()
-        obs, mask = self.reset()
-        self.outcome.start[:] = True
-        return self.outcome.pop_step(obs, mask)
-
-    def change_seats(self) -> None:
-        """Let others learn in the next episodes, unless all do."""
-
-    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Set what copies draw their parameters from, starting with their next episodes. Raises `SettingError`: they have none."""
-        self.world.set_lessons(lessons)
+        raise NotImplementedError
 
     def state_dict(self) -> State:
         """Return everything that the next steps depend on, as plain data; only between two steps."""
-        return {**self.world.get_state(), **self.own_state()}
-
-    def own_state(self) -> State:
-        """Return the state in addition to that of the world."""
-        return {}
+        return self.world.get_state()
 
     def load_state_dict(self, state: State) -> str | None:
         """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
-        return self.world.set_state(state) or self.set_own_state(state)
-
-    def set_own_state(self, state: State) -> str | None:
-        """Restore the result of `own_state`. Return None, or the reason why that is impossible."""
-        return None
+        return self.world.set_state(state)
 
 
-class AgentStepper(WorldStepper):
+class RowStepper(WorldStepper):
     """Steps environments in which all agents move simultaneously and learn; each agent is a row."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world, world.sides[SIDE].outcome)
+        super().__init__(world, world.sides[SIDE].num)
         self.labels = self.side.labels
 
     @property
@@ -94,7 +73,12 @@ class AgentStepper(WorldStepper):
         return self.side.newest()
 
     def step(self, action: Tree) -> EnvStep:
-        return self.world.step({SIDE: action})[SIDE]
+        self.world.step_all({SIDE: action})
+        return self.side.pop_step()
+
+    def restart_all(self) -> EnvStep:
+        self.world.reset()
+        return self.side.restart()
 
 
 class Opponent(Protocol):
@@ -125,171 +109,155 @@ class Opponent(Protocol):
         """Restore a state."""
 
 
-class OpponentStepper(WorldStepper):
-    """Base of the steppers of games in which one seat, or one team, of each copy learns; the next one learns in the next episode.
+class SeatStepper(WorldStepper):
+    """Steps games in which one seat of each copy learns: one agent, or a team of S agents; row copy * S + member is one of them.
 
-    `opponent` acts for all other agents, as part of the learners' environment.
+    The next seat learns in the next episode. A step runs from the learners' move to their next one, or to the end of their episode, where
+    the copy begins the next one: with the last learner, even if others could play on. `opponent` acts for all other agents: before the
+    learners, after them, or at the same time. Their moves are part of the learners' environment. Rewards between a learner's moves are
+    added up, including those before its first move.
 
     Args:
         world: a world with one side, which has all agents.
-        rows_per_copy: number of learners in a copy.
-        seats_per_copy: number of seats or teams.
+        seats: the indices of the agents of each seat, `[seats, S]`.
     """
 
     opponent: Opponent
-    arrays: ClassVar[tuple[str, ...]]
-    """Names of the arrays that the next steps depend on."""
 
-    def __init__(self, world: World, rows_per_copy: int, seats_per_copy: int) -> None:
-        num = len(world.copies)
-        super().__init__(world, Outcome(num * rows_per_copy))
-        self.agents, self.num_seats, self.seats_per_copy = self.side.agents, self.side.num, seats_per_copy
-        self.seats = np.arange(num) % seats_per_copy
-        """Index of the learning agent or team of each copy."""
-        self.returns = np.zeros((num, len(self.agents)))
+    def __init__(self, world: World, seats: np.ndarray) -> None:
+        self.members, copies = seats, world.num_copies
+        super().__init__(world, copies * seats.shape[1])
+        self.num_seats = self.side.num
+        self.seats = world.all % len(seats)
+        """The learning seat of each copy."""
+        self.returns = np.zeros((copies, len(self.side.agents)))
         """Return of each agent in the current episode so far."""
+        self._watch(world.all)
 
-    def change_seats(self) -> None:
-        self.seats = (self.seats + 1) % self.seats_per_copy
+    @property
+    def learners(self) -> np.ndarray:
+        """Return the side's rows of the learning agents, `[E * S]`."""
+        return (self.world.all[:, None] * len(self.side.agents) + self.members[self.seats]).ravel()
 
-    def start_all(self, seed: int | None) -> None:
-        """Start an episode in every copy."""
+    @property
+    def present(self) -> np.ndarray:
+        """Return which of the learning agents are present."""
+        return self.side.present[self.learners]
+
+    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
+        self._restart(seed)
+        self.side.forget()
+        return self.side.newest(self.learners)
+
+    def restart_all(self) -> EnvStep:
+        self.seats = (self.seats + 1) % len(self.members)
+        self._watch(self.world.all)
+        self._restart(None)
+        return self.side.restart(self.learners)
+
+    def _restart(self, seed: int | None) -> None:
+        """Start an episode in every copy, and play on until the learners are to move."""
         self.opponent.reset(seed)
         self.returns[:] = 0.0
         self.world.reset(seed)
-        self.opponent.begin(np.arange(len(self.seats)), self.seats.copy())
+        self.opponent.begin(self.world.all.copy(), self.seats.copy())
+        self._play_others()
 
-    def start_next(self, over: np.ndarray, returns: np.ndarray) -> None:
-        """Start the next episodes of K copies, with the next learners; `returns [K, seats]` are those of the last."""
-        self.opponent.finish(over, points(returns, self.seats[over]))
-        self.seats[over] = (self.seats[over] + 1) % self.seats_per_copy
+    def step(self, action: Tree) -> EnvStep:
+        """Step all copies with the learners' actions `[N, ...]`, in their own format, and play on until learners of each are to move."""
+        learners = self.learners
+        self._move(self.world.all, learners, action)
+        self._play_others()
+        return self.side.pop_step(learners, self.learners)
+
+    def _play_others(self) -> None:
+        """Let others move until learners are to move in every copy. Raises `SettingError`: they never are."""
+        for _ in range(MAX_MOVES):
+            to_move = self.side.to_move[self.learners].reshape(self.world.num_copies, -1).any(1)
+            if to_move.all():
+                return
+            self._move(np.flatnonzero(~to_move))
+        e = int(np.flatnonzero(~to_move)[0])
+        (mover, *_), (learner, *_) = np.flatnonzero(self.side.to_move[self.side.rows[e]]), self.members[self.seats[e]]
+        raise SettingError(
+            f"environment {e} of {self.name}: others made {MAX_MOVES:,} moves and agent {self.side.agents[learner]} none, "
+            f"and {self.side.agents[mover]} moves next; does step pass the turn on?"
+        )
+
+    def _move(self, copies: np.ndarray, learners: np.ndarray | None = None, action: Tree = ()) -> None:
+        """Step K copies with the actions of their learners, if any, and the opponent's for all others that are to move."""
+        world, side = self.world, self.side
+        rows = side.rows[copies].ravel()
+        others = rows[side.to_move[rows] & ~side.watched[rows]]
+        played = self.opponent.act(*side.newest(others), others, ~side.moved[others]) if len(others) else ()
+        actions = tree_map(lambda leaf: np.zeros((side.num, *leaf.shape[1:]), leaf.dtype), played if learners is None else action)
+        for some, chosen in ((others, played), (learners, action)):
+            if len(chosen):
+                tree_map(lambda leaf, new, some=some: leaf.__setitem__(some, new), actions, chosen)
+        moves, over = world.step(copies, {SIDE: actions})
+        made = moves[SIDE]
+        self.returns[copies] += finite_rewards(made.reward)
+        seat = np.arange(len(copies))[:, None], self.members[self.seats[copies]]
+        over |= made.ended[seat].any(1) & ~made.present[seat].any(1)
+        world.look(copies[~over])
+        if over.any():
+            self._begin_next(copies[over])
+
+    def _begin_next(self, over: np.ndarray) -> None:
+        """Begin the next episodes of K copies, with the learners in the next seat."""
+        self.opponent.finish(over, points(self.returns[over][:, self.members].mean(2), self.seats[over]))
+        self.seats[over] = (self.seats[over] + 1) % len(self.members)
         self.returns[over] = 0.0
-        for e in over:
-            self.world.start(int(e))
+        self._watch(over)
+        self.world.start(over)
         self.opponent.begin(over, self.seats[over])
 
-    def own_state(self) -> State:
-        return {name: getattr(self, name).copy() for name in self.arrays} | {"opponent": self.opponent.get_state()}
+    def _watch(self, copies: np.ndarray) -> None:
+        """Note the ends of the learners' episodes in K copies, and not those of others."""
+        rows = self.side.rows[copies]
+        self.side.watched[rows] = False
+        self.side.watched[np.take_along_axis(rows, self.members[self.seats[copies]], 1)] = True
 
-    def set_own_state(self, state: State) -> str | None:
+    def state_dict(self) -> State:
+        arrays = {name: array.copy() for name, array in self._arrays().items()}
+        return {**self.world.get_state(), **arrays, "opponent": self.opponent.get_state()}
+
+    def load_state_dict(self, state: State) -> str | None:
+        if reason := self.world.set_state(state):
+            return reason
         try:
-            set_arrays(self, {"returns": self.returns, **state}, self.arrays, self.seats_per_copy)
-        except (KeyError, TypeError, ValueError):
+            self._set_arrays(self._from_older(state))
+        except (KeyError, IndexError, TypeError, ValueError):
             return f"{self.name} could not be restored exactly"
         self.opponent.set_state(state["opponent"])
         return None
 
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays that the next steps depend on besides the world's state, by name."""
+        return {"seats": self.seats, "returns": self.returns, "moved": self.side.moved, "unpaid": self.side.unpaid}
 
-class SeatStepper(OpponentStepper):
-    """Steps games with one learner in each copy: a row is a copy. The learner takes the next seat in each episode.
+    def _set_arrays(self, state: State) -> None:
+        """Restore arrays. Raises `KeyError`, `TypeError` or `ValueError`: they do not fit, or it is not the learners' turn."""
+        for name, own in self._arrays().items():
+            values = np.asarray(state[name])
+            if values.shape != own.shape or values.dtype != own.dtype:
+                raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {own.shape} of {own.dtype}")
+            if name == "seats" and not np.isin(values, range(len(self.members))).all():
+                raise ValueError(f"seats are 0 to {len(self.members) - 1}")
+            own[:] = values
+        self._watch(self.world.all)
+        if not self.side.to_move[self.learners].reshape(self.world.num_copies, -1).any(1).all():
+            raise ValueError("between two steps learners are to move")
 
-    A step runs from the learner's move to its next one, or to the end of its episode, where the copy begins the next one. `opponent` acts
-    for the others: before the learner, after it, or at the same time. Their moves are part of the learner's environment. Rewards between
-    the learner's moves are added up, including those before its first move.
-    """
-
-    arrays = ("seats", "moved", "paid", "returns")
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world, 1, len(world.sides[SIDE].agents))
-        self.moved = np.zeros(self.side.num, dtype=bool)
-        """Agents that have moved in the current episode."""
-        self.paid = np.zeros(len(world.copies))
-        """Reward of each learner since its last move."""
-
-    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        self.moved[:], self.paid[:] = False, 0.0
-        self.start_all(seed)
-        self._play_others()
-        self.outcome.forget()
-        return self._newest()
-
-    def step(self, action: Tree) -> EnvStep:
-        """Step all copies with the learners' actions `[N, ...]`, in their own format, and play on until each is to move again."""
-        self.outcome.acted[:] = True
-        everywhere = range(len(self.seats))
-        self._move({e: {self._learner(e): tree_index(action, e)} for e in everywhere})
-        self._play_others()
-        outcome = self.outcome
-        running = ~(outcome.terminated | outcome.truncated)
-        outcome.reward[running], self.paid[running] = self.paid[running], 0.0
-        return outcome.pop_step(*self._newest())
-
-    def _learner(self, e: int) -> str:
-        return self.agents[self.seats[e]]
-
-    def _play_others(self) -> None:
-        """Let others move until it is the learner's turn in every copy. Raises `SettingError`: it never is."""
-        for _ in range(MAX_MOVES):
-            waiting = [e for e, copy in enumerate(self.world.copies) if self._learner(e) not in copy.to_move]
-            if not waiting:
-                return
-            self._move({e: {} for e in waiting})
-        mover, learner = next(iter(self.world.copies[waiting[0]].to_move)), self._learner(waiting[0])
-        raise SettingError(
-            f"{self.world.copies[waiting[0]].contract.who}: others made {MAX_MOVES:,} moves and agent {learner} none, "
-            f"and {mover} moves next; does step pass the turn on?"
-        )
-
-    def _move(self, actions: dict[int, dict[str, Tree]]) -> None:
-        """Step copies with the actions of their learners, if any, and the opponent's for all others that are to move."""
-        side, copies = self.side, self.world.copies
-        others = [(e, agent) for e, own in actions.items() for agent in copies[e].to_move if agent not in own]
-        if others:
-            rows = np.array([side.rows[e][agent] for e, agent in others])
-            obs, mask = tree_index((side.obs, side.mask), rows)
-            chosen = self.opponent.act(obs, mask, rows, ~self.moved[rows])
-            for k, (e, agent) in enumerate(others):
-                actions[e][agent] = tree_index(chosen, k)
-        over = [e for e, each in actions.items() if self._step_copy(e, each)]
-        if over:
-            self._finish(np.array(over))
-
-    def _step_copy(self, e: int, actions: dict[str, Tree]) -> bool:
-        """Step one copy. Return whether its episode is over: its learner has ended, or no agent is present."""
-        copy, rows, learner = self.world.copies[e], self.side.rows[e], self._learner(e)
-        cut = self.world.move(e, actions)
-        self.moved[[rows[agent] for agent in actions]] = True
-        self.returns[e] += finite_rewards([copy.rewards.get(agent, 0.0) for agent in self.agents])
-        self.paid[e] += copy.rewards.get(learner, 0.0)
-        ended = learner in copy.last
-        if not (ended or cut or not copy.present):
-            self.side.look(e, copy)
-            return False
-        if self.moved[rows[learner]]:  # else the episode was over before it could act
-            obs, info = (copy.last[learner], copy.last_info[learner]) if ended else copy.look(learner)
-            seen = self.side.read(rows[learner], obs, info, self.side.see_jointly(copy, over=True), over=True)
-            self.outcome.end(e, seen, self.world.tell(e, info), learner in copy.terminated)
-            self.outcome.reward[e] = self.paid[e]
-        return True
-
-    def _finish(self, over: np.ndarray) -> None:
-        """Begin the next episodes of copies, with the learner in the next seat."""
-        self.paid[over], self.outcome.start[over] = 0.0, True
-        for e in over:
-            self.moved[list(self.side.rows[e].values())] = False
-        self.start_next(over, self.returns[over])
-
-    def _newest(self) -> tuple[Tree, Tree]:
-        """Return the learners' observations and masks."""
-        side = self.side
-        return tree_index((side.obs, side.mask), np.arange(len(self.seats)) * len(self.agents) + self.seats)
-
-
-def set_arrays(stepper: object, state: State, names: Sequence[str], num_seats: int) -> None:
-    """Restore arrays of a stepper; all `seats` must be below `num_seats`.
-
-    Raises `KeyError`, `TypeError` or `ValueError`, and restores nothing: an array is missing, or has another shape, type or range.
-    """
-    arrays = {name: np.array(state[name]) for name in names}
-    for name, values in arrays.items():
-        own = getattr(stepper, name)
-        if values.shape != own.shape or values.dtype != own.dtype:
-            raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {own.shape} of {own.dtype}")
-    if np.any((arrays["seats"] < 0) | (arrays["seats"] >= num_seats)):
-        raise ValueError(f"seats are 0 to {num_seats - 1}")
-    for name, values in arrays.items():
-        setattr(stepper, name, values)
+    def _from_older(self, state: State) -> State:
+        """Return a state in today's form: older ones add up the rewards of one learner of each copy, and of teams none."""
+        if "unpaid" in state:
+            return state
+        unpaid = np.zeros(self.side.num)
+        if "begins" in state:
+            return {**state, "moved": ~np.asarray(state["begins"]), "unpaid": unpaid}
+        unpaid.reshape(self.returns.shape)[self.world.all, state["seats"]] = state["paid"]
+        return {**state, "returns": state.get("returns", self.returns), "moved": np.asarray(state["moved"]).ravel(), "unpaid": unpaid}
 
 
 def points(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
@@ -299,81 +267,3 @@ def points(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
     """
     own = returns[np.arange(len(seats)), seats]
     return 0.5 + 0.5 * np.sign(own[:, None] - returns).sum(1) / max(1, returns.shape[1] - 1)
-
-
-class TeamStepper(OpponentStepper):
-    """Steps games in which all agents move simultaneously and one team of each copy learns: row copy * S + member is one of its S agents.
-
-    The next team learns in the next episode. `opponent` acts for all other agents, as part of the learners' environment. An episode also
-    ends when the last agent of the learning team ends, even if others could play on.
-
-    Args:
-        world: a world with one side, which has all agents and their teams.
-    """
-
-    arrays = ("seats", "begins", "returns")
-
-    def __init__(self, world: World) -> None:
-        agents, teams = world.sides[SIDE].agents, world.sides[SIDE].spaces.teams
-        self.members = np.array([[agents.index(agent) for agent in team] for team in teams])
-        """Indices of the agents of each team, `[teams, S]`."""
-        super().__init__(world, self.members.shape[1], len(teams))
-        self.begins = np.ones(self.num_seats, dtype=bool)
-        """Agents whose next move is their first in the episode."""
-
-    @property
-    def learners(self) -> np.ndarray:
-        """Return the side's rows of the learning agents, `[E * S]`."""
-        return (np.arange(len(self.seats))[:, None] * len(self.agents) + self.members[self.seats]).ravel()
-
-    @property
-    def present(self) -> np.ndarray:
-        """Return which of the learning agents are present."""
-        return self.side.present[self.learners]
-
-    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        self.begins[:] = True
-        self.start_all(seed)
-        self.outcome.forget()
-        return self._newest()
-
-    def step(self, action: Tree) -> EnvStep:
-        """Step all copies with the learners' actions `[N, ...]`, in their own format; actions of absent agents are ignored."""
-        learners, happened = self.learners, self.side.outcome
-        moves = self._choose(learners, action)
-        over = [e for e in range(len(self.seats)) if self._step_copy(e, moves)]
-        if over:
-            ended = np.array(over)
-            self.start_next(ended, self.returns[ended][:, self.members].mean(2))
-        self.begins = happened.start
-        self.outcome.take(happened, learners, self.learners)
-        happened.forget()
-        return self.outcome.pop_step(*self._newest())
-
-    def _choose(self, learners: np.ndarray, action: Tree) -> dict[int, Tree]:
-        """Return the action of each row of the side: the learners' own, and the opponent's for the other agents that are present."""
-        side, others = self.side, self.side.present.copy()
-        others[learners] = False
-        moves = {row: tree_index(action, k) for k, row in enumerate(learners.tolist())}
-        if others.any():
-            rows = np.flatnonzero(others)
-            obs, mask = tree_index((side.obs, side.mask), rows)
-            played = self.opponent.act(obs, mask, rows, self.begins[rows])
-            moves |= {row: tree_index(played, k) for k, row in enumerate(rows.tolist())}
-        return moves
-
-    def _step_copy(self, e: int, moves: Mapping[int, Tree]) -> bool:
-        """Step one copy. Return whether its episode is over: its last learner has ended, or no agent is present."""
-        copy, rows = self.world.copies[e], self.side.rows[e]
-        cut = self.world.move(e, {agent: moves[rows[agent]] for agent in copy.to_move})
-        self.world.note(e, self.side, rows, cut)
-        self.returns[e] += finite_rewards([copy.rewards.get(agent, 0.0) for agent in self.agents])
-        team = {self.agents[member] for member in self.members[self.seats[e]]}
-        if cut or not copy.present or (not team.isdisjoint(copy.last) and team.isdisjoint(copy.present)):
-            return True
-        self.side.look(e, copy)
-        return False
-
-    def _newest(self) -> tuple[Tree, Tree]:
-        """Return the learners' observations and masks."""
-        return tree_index((self.side.obs, self.side.mask), self.learners)

@@ -15,23 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.lessons import LessonValues
+from lightning_rl.envs.agents.world import Moves, World
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import JOINT, OWN, Spaces
-from lightning_rl.types import (
-    EnvStep,
-    Info,
-    Options,
-    State,
-    StepByAgent,
-    Tree,
-    first_step,
-    tree_index,
-    tree_leaves,
-    tree_map,
-    tree_stack,
-    tree_to_numpy,
-)
+from lightning_rl.types import Info, Options, State, StepByAgent, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy
 
 PREFIX = "vmas."
 """Prefix of the ids of scenarios, such as `vmas.simple_spread`."""
@@ -355,82 +342,65 @@ class VmasGame:
         """Do nothing: there is nothing to close."""
 
 
-class BatchedStepper:
-    """Steps copies of a scenario for a collector; row e * A + a is agent a of copy e.
-
-    All copies and agents step in one call, without a loop over copies. It has the methods of `envs.stepping.Stepper`. The step that ends an
-    episode of a copy starts the next one.
+class VmasWorld(World):
+    """E copies of a scenario, which step in one call. The copies of a first reset start from one seed.
 
     Args:
-        copies: E copies of A agents with equal spaces.
-        spaces: the spaces of one agent.
-        name: name in messages.
-        can_be_saved: whether the copies can be saved in the middle of an episode.
-        settings: a fingerprint of the settings, which must equal that of a restored state.
+        copies: E copies.
+        sides: the spaces of each side, with the names of its agents.
+        can_be_saved, settings: as of `World`.
     """
 
-    restarts, workers = 0, None
+    def __init__(self, copies: VmasCopies, sides: Mapping[str, Spaces], can_be_saved: bool, settings: str = "") -> None:
+        super().__init__(copies.name, copies.env.num_envs, sides, settings=settings, can_be_saved=can_be_saved)
+        self.copies = copies
+        self.numbers = {name: [copies.names.index(agent) for agent in side.agents] for name, side in self.sides.items()}
+        """The indices of each side's agents among those of the scenario."""
+        self.seen: list[Tree] = []
+        """The newest observations of each agent, `[E, ...]`."""
+        for side in self.sides.values():
+            side.present[:] = side.to_move[:] = True
 
-    def __init__(self, copies: VmasCopies, spaces: Spaces, name: str, can_be_saved: bool, settings: str = "") -> None:
-        self.copies, self.spaces, self.name, self.can_be_saved, self.settings = copies, spaces, name, can_be_saved, settings
-        self.agents = len(spaces.agents)
-        self.num_envs = copies.env.num_envs * self.agents
-        self.all_valid = self.present = np.ones(self.num_envs, dtype=bool)
-        self.notices: list[str] = []
+    def _start(self, copies: np.ndarray, seed: int | None) -> None:
+        if len(copies) == self.num_copies:
+            self.seen = self.copies.reset(seed)
+        else:
+            self.seen = self.copies.start(np.isin(self.all, copies), self.can_be_saved)
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> dict[str, Moves]:
+        assert len(copies) == self.num_copies, "VMAS steps all copies"
+        chosen = {n: actions[name][a :: len(numbers)] for name, numbers in self.numbers.items() for a, n in enumerate(numbers)}
+        self.seen, reward, terminated, truncated = self.copies.step([chosen[n] for n in range(len(chosen))])
+        moves = {}
+        for name, numbers in self.numbers.items():
+            ended, by_itself = (np.repeat(flag[:, None], len(numbers), 1) for flag in (terminated | truncated, terminated))
+            moves[name] = Moves(np.ones_like(ended), reward[:, numbers], ended, by_itself, ~ended)
+        return moves
 
-    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        """Start an episode in every copy, all from one seed. Return the first observations, and no masks."""
-        return self._rows(tree_stack(self.copies.reset(seed), 1)), ()
+    def look(self, copies: np.ndarray) -> None:
+        if len(copies):
+            for name, side in self.sides.items():
+                rows = side.rows[copies]
+                tree_map(lambda kept, new, rows=rows: kept.__setitem__(rows, new[copies]), side.obs, self._observe(name))
 
-    def restart_all(self) -> EnvStep:
-        """Abandon all episodes and start new ones; return a step that is not experience."""
-        return first_step(*self.reset(), self.num_envs)
+    def observe_last(self, name: str, rows: np.ndarray) -> tuple[Tree, Tree, Mapping[int, Info]]:
+        return tree_index(self._observe(name), np.divmod(rows, len(self.numbers[name]))), (), {}
 
-    def step(self, action: Tree) -> EnvStep:
-        """Step all copies with the actions `[N, ...]` of agents, in their own format."""
-        seen, reward, terminated, truncated = self.copies.step([action[a :: self.agents] for a in range(self.agents)])
-        obs, over, final_obs = tree_stack(seen, 1), terminated | truncated, None
-        if over.any():
-            final_obs = self._rows(tree_index(obs, over))
-            first = tree_stack(self.copies.start(over, self.can_be_saved), 1)
-            tree_map(lambda rows, new: rows.__setitem__(over, new[over]), obs, first)
-        terminated, truncated, start = (np.repeat(each, self.agents) for each in (terminated, truncated, over))
-        return EnvStep(self._rows(obs), reward.ravel(), terminated, truncated, self.all_valid, start, np.flatnonzero(start), final_obs, {})
-
-    def _rows(self, obs: Tree) -> Tree:
-        """Reshape observations `[E, A, ...]` to rows, adding those of all agents of a copy if critics read them."""
-        own = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), obs)
-        if not self.spaces.joint:
+    def _observe(self, name: str) -> Tree:
+        """Return the newest observations of a side's agents, `[E, A, ...]`, with those of all agents if their critics read them."""
+        own = tree_stack([self.seen[n] for n in self.numbers[name]], 1)
+        if not self.sides[name].spaces.joint:
             return own
-        parts = [leaf.reshape(*leaf.shape[:2], -1) for leaf in tree_leaves(obs)]
-        seen = np.concatenate(parts, 2)
-        there = np.ones(seen.shape[:2], dtype=np.float32)
-        return {OWN: own, JOINT: np.repeat(np.concatenate([seen.reshape(len(seen), -1), there], 1), self.agents, 0)}
+        parts = [leaf.reshape(self.num_copies, -1) for each in self.seen for leaf in tree_leaves(each)]
+        joint = np.concatenate([*parts, np.ones((self.num_copies, len(self.seen)), dtype=np.float32)], 1)
+        return {OWN: own, JOINT: np.repeat(joint[:, None], len(self.numbers[name]), 1)}
 
-    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Raise `SettingError`: these environments have no parameters."""
-        raise SettingError(f"{self.name} takes no lessons: it has no parameters")
+    def _are_alike(self, state: State) -> bool:
+        return isinstance(state.get("states", ()), dict | type(None)) and "game" not in state
 
-    def state_dict(self) -> State:
-        """Return everything that the next steps depend on, as plain data; only between two steps."""
-        states = self.copies.get_state() if self.can_be_saved else None
-        return {"num_copies": self.copies.env.num_envs, "settings": self.settings, "states": states}
+    def _get_copies(self) -> State:
+        return {"states": self.copies.get_state() if self.can_be_saved else None}
 
-    def load_state_dict(self, state: State) -> str | None:
-        """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
-        if state["states"] is None or not self.can_be_saved:
-            return f"{self.name} cannot be saved in the middle of an episode"
-        if not isinstance(state["states"], dict) or "num_copies" not in state:
-            return "the checkpoint has environments of another kind"
-        if state["num_copies"] != self.copies.env.num_envs:
-            return f"the checkpoint has {state['num_copies']} copies of the environment, not {self.copies.env.num_envs}"
-        if state["settings"] != self.settings:
-            return "their settings changed since they were saved"
-        try:
-            self.copies.set_state(state["states"])
-        except (KeyError, IndexError, TypeError, ValueError):
-            return f"{self.name} could not be restored exactly"
-        return None
+    def _set_copies(self, state: State) -> bool:
+        self.copies.set_state(state["states"])
+        return True
