@@ -129,12 +129,18 @@ def test_an_agent_may_come_late_and_come_again_and_remembers_nothing():
     assert flags(steps[5])[0] == "vts" and steps[5].final_obs.tolist() == [[0, 6], [1, 6]]
 
 
+def start_again(stepper, copy):
+    """Start an episode of one copy in the place of the running one."""
+    stepper.world.start(np.array([copy]))
+    stepper.world.look(np.array([copy]))
+
+
 def test_copies_stand_one_after_the_other_and_end_apart():
     stepper = stepper_of(Mortal, 3)
     assert stepper.reset(0)[0].tolist() == [[0, 0], [1, 0]] * 3
-    stepper.world.start(np.array([1]))
+    start_again(stepper, 1)
     stepper.step(np.zeros(6, int))
-    stepper.world.start(np.array([1]))
+    start_again(stepper, 1)
     step = stepper.step(np.zeros(6, int))
     assert flags(step)[:2] == ["v", "vts"] and flags(step)[3] == "vs" and step.ended.tolist() == [1, 5]
 

@@ -55,9 +55,9 @@ class SerialWorld(World):
         for side in self.sides.values():
             side.present[side.rows[copies]] = False
 
-    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> dict[str, Moves]:
+    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
         moves = {
-            name: Moves(*(np.zeros((len(copies), len(side.agents)), kind) for kind in (bool, float, bool, bool, bool)))
+            name: Moves(*(np.zeros((len(copies), len(side.agents)), kind) for kind in (float, bool, bool, bool)))
             for name, side in self.sides.items()
         }
         for k, e in enumerate(copies):
@@ -68,10 +68,9 @@ class SerialWorld(World):
             self.envs[e].step(chosen)
             for agent, (name, a) in self.places.items():
                 made = moves[name]
-                made.acted[k, a], made.present[k, a] = agent in copy.moved, agent in copy.present
-                made.reward[k, a] = copy.rewards.get(agent, 0.0)
+                made.reward[k, a], made.present[k, a] = copy.rewards.get(agent, 0.0), agent in copy.present
                 made.ended[k, a], made.terminated[k, a] = agent in copy.last, agent in copy.terminated
-        return moves
+        return moves, np.array([not self.copies[e].present for e in copies])
 
     def look(self, copies: np.ndarray) -> None:
         for name, side in self.sides.items():

@@ -3,6 +3,7 @@
 With `RowStepper` all agents learn, with `SeatStepper` one agent or one team of each copy.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,12 +11,13 @@ import numpy as np
 from lightning_rl.envs.agents.world import World
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import finite_rewards
-from lightning_rl.types import EnvStep, State, Tree, tree_map
+from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map
 
 MAX_MOVES = 10_000
 """Maximum number of moves of others in a row; after them an error reports that it is never the learner's turn."""
 SIDE = "all"
 """The name of the only side."""
+NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class WorldStepper:
@@ -125,19 +127,16 @@ class SeatStepper(WorldStepper):
     opponent: Opponent
 
     def __init__(self, world: World, seats: np.ndarray) -> None:
-        self.members, copies = seats, world.num_copies
-        super().__init__(world, copies * seats.shape[1])
+        self.members, self.size, copies = seats, seats.shape[1], world.num_copies
+        super().__init__(world, copies * self.size)
         self.num_seats = self.side.num
         self.seats = world.all % len(seats)
         """The learning seat of each copy."""
         self.returns = np.zeros((copies, len(self.side.agents)))
         """Return of each agent in the current episode so far."""
+        self.learners = np.zeros(self.num_envs, dtype=np.int64)
+        """The side's rows of the learning agents, `[E * S]`."""
         self._watch(world.all)
-
-    @property
-    def learners(self) -> np.ndarray:
-        """Return the side's rows of the learning agents, `[E * S]`."""
-        return (self.world.all[:, None] * len(self.side.agents) + self.members[self.seats]).ravel()
 
     @property
     def present(self) -> np.ndarray:
@@ -173,39 +172,43 @@ class SeatStepper(WorldStepper):
     def _play_others(self) -> None:
         """Let others move until learners are to move in every copy. Raises `SettingError`: they never are."""
         for _ in range(MAX_MOVES):
-            to_move = self.side.to_move[self.learners].reshape(self.world.num_copies, -1).any(1)
-            if to_move.all():
+            waiting = self._find_waiting()
+            if not len(waiting):
                 return
-            self._move(np.flatnonzero(~to_move))
-        e = int(np.flatnonzero(~to_move)[0])
+            self._move(waiting)
+        e = int(waiting[0])
         (mover, *_), (learner, *_) = np.flatnonzero(self.side.to_move[self.side.rows[e]]), self.members[self.seats[e]]
         raise SettingError(
             f"environment {e} of {self.name}: others made {MAX_MOVES:,} moves and agent {self.side.agents[learner]} none, "
             f"and {self.side.agents[mover]} moves next; does step pass the turn on?"
         )
 
-    def _move(self, copies: np.ndarray, learners: np.ndarray | None = None, action: Tree = ()) -> None:
+    def _find_waiting(self) -> np.ndarray:
+        """Return the copies in which no learner is to move."""
+        to_move = self.side.to_move[self.learners]
+        return np.flatnonzero(~(to_move if self.size == 1 else to_move.reshape(-1, self.size).any(1)))
+
+    def _move(self, copies: np.ndarray, learners: np.ndarray = NOBODY, action: Tree = ()) -> None:
         """Step K copies with the actions of their learners, if any, and the opponent's for all others that are to move."""
         world, side = self.world, self.side
         rows = side.rows[copies].ravel()
         others = rows[side.to_move[rows] & ~side.watched[rows]]
         played = self.opponent.act(*side.newest(others), others, ~side.moved[others]) if len(others) else ()
-        actions = tree_map(lambda leaf: np.zeros((side.num, *leaf.shape[1:]), leaf.dtype), played if learners is None else action)
-        for some, chosen in ((others, played), (learners, action)):
-            if len(chosen):
-                tree_map(lambda leaf, new, some=some: leaf.__setitem__(some, new), actions, chosen)
-        moves, over = world.step(copies, {SIDE: actions})
+        parts = [(rows, chosen) for rows, chosen in ((learners, action), (others, played)) if len(chosen)]
+        moves, over = world.step(copies, {SIDE: spread(parts, side.num)})
         made = moves[SIDE]
-        self.returns[copies] += finite_rewards(made.reward)
-        seat = np.arange(len(copies))[:, None], self.members[self.seats[copies]]
-        over |= made.ended[seat].any(1) & ~made.present[seat].any(1)
-        world.look(copies[~over])
+        self.returns[copies] += made.reward if is_finite(made.reward) else finite_rewards(made.reward)
+        if not world.ends_together:
+            seat = np.arange(len(copies))[:, None], self.members[self.seats[copies]]
+            over = over | (made.ended[seat].any(1) & ~made.present[seat].any(1))
         if over.any():
             self._begin_next(copies[over])
+        world.look(copies)
 
     def _begin_next(self, over: np.ndarray) -> None:
         """Begin the next episodes of K copies, with the learners in the next seat."""
-        self.opponent.finish(over, points(self.returns[over][:, self.members].mean(2), self.seats[over]))
+        returns = self.returns[over]
+        self.opponent.finish(over, points(returns if self.size == 1 else returns[:, self.members].mean(2), self.seats[over]))
         self.seats[over] = (self.seats[over] + 1) % len(self.members)
         self.returns[over] = 0.0
         self._watch(over)
@@ -215,8 +218,11 @@ class SeatStepper(WorldStepper):
     def _watch(self, copies: np.ndarray) -> None:
         """Note the ends of the learners' episodes in K copies, and not those of others."""
         rows = self.side.rows[copies]
+        learners = rows[:, :1] + self.members[self.seats[copies]]
         self.side.watched[rows] = False
-        self.side.watched[np.take_along_axis(rows, self.members[self.seats[copies]], 1)] = True
+        self.side.watched[learners] = True
+        self.learners = self.learners.copy()  # a step holds the last ones
+        self.learners.reshape(-1, self.size)[copies] = learners
 
     def state_dict(self) -> State:
         arrays = {name: array.copy() for name, array in self._arrays().items()}
@@ -246,7 +252,7 @@ class SeatStepper(WorldStepper):
                 raise ValueError(f"seats are 0 to {len(self.members) - 1}")
             own[:] = values
         self._watch(self.world.all)
-        if not self.side.to_move[self.learners].reshape(self.world.num_copies, -1).any(1).all():
+        if len(self._find_waiting()):
             raise ValueError("between two steps learners are to move")
 
     def _from_older(self, state: State) -> State:
@@ -258,6 +264,18 @@ class SeatStepper(WorldStepper):
             return {**state, "moved": ~np.asarray(state["begins"]), "unpaid": unpaid}
         unpaid.reshape(self.returns.shape)[self.world.all, state["seats"]] = state["paid"]
         return {**state, "returns": state.get("returns", self.returns), "moved": np.asarray(state["moved"]).ravel(), "unpaid": unpaid}
+
+
+def spread(parts: Sequence[tuple[np.ndarray, Tree]], num: int) -> Tree:
+    """Return values `[num, ...]` that hold those of each part at its rows, and zeros elsewhere."""
+
+    def join(*leaves: np.ndarray) -> np.ndarray:
+        whole = np.zeros((num, *leaves[0].shape[1:]), leaves[0].dtype)
+        for (rows, _), leaf in zip(parts, leaves, strict=True):
+            whole[rows] = leaf
+        return whole
+
+    return tree_map(join, *(values for _, values in parts)) if parts else ()
 
 
 def points(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:

@@ -351,6 +351,8 @@ class VmasWorld(World):
         can_be_saved, settings: as of `World`.
     """
 
+    ends_together = True
+
     def __init__(self, copies: VmasCopies, sides: Mapping[str, Spaces], can_be_saved: bool, settings: str = "") -> None:
         super().__init__(copies.name, copies.env.num_envs, sides, settings=settings, can_be_saved=can_be_saved)
         self.copies = copies
@@ -367,21 +369,20 @@ class VmasWorld(World):
         else:
             self.seen = self.copies.start(np.isin(self.all, copies), self.can_be_saved)
 
-    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> dict[str, Moves]:
+    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
         assert len(copies) == self.num_copies, "VMAS steps all copies"
         chosen = {n: actions[name][a :: len(numbers)] for name, numbers in self.numbers.items() for a, n in enumerate(numbers)}
         self.seen, reward, terminated, truncated = self.copies.step([chosen[n] for n in range(len(chosen))])
-        moves = {}
+        moves, over = {}, terminated | truncated
         for name, numbers in self.numbers.items():
-            ended, by_itself = (np.repeat(flag[:, None], len(numbers), 1) for flag in (terminated | truncated, terminated))
-            moves[name] = Moves(np.ones_like(ended), reward[:, numbers], ended, by_itself, ~ended)
-        return moves
+            ended, by_itself = (np.repeat(flag[:, None], len(numbers), 1) for flag in (over, terminated))
+            moves[name] = Moves(reward[:, numbers], ended, by_itself, ~ended)
+        return moves, over
 
     def look(self, copies: np.ndarray) -> None:
-        if len(copies):
-            for name, side in self.sides.items():
-                rows = side.rows[copies]
-                tree_map(lambda kept, new, rows=rows: kept.__setitem__(rows, new[copies]), side.obs, self._observe(name))
+        for name, side in self.sides.items():
+            rows = side.rows[copies]
+            tree_map(lambda kept, new, rows=rows: kept.__setitem__(rows, new[copies]), side.obs, self._observe(name))
 
     def observe_last(self, name: str, rows: np.ndarray) -> tuple[Tree, Tree, Mapping[int, Info]]:
         return tree_index(self._observe(name), np.divmod(rows, len(self.numbers[name]))), (), {}

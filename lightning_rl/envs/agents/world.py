@@ -16,17 +16,15 @@ from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Info, State, Tree, tree_index, tree_map
 
-EVERY = slice(None)
+EVERY, NONE = slice(None), np.zeros(0, dtype=bool)
 
 
 class Moves(NamedTuple):
     """What a step of K copies did for the A agents of a side, `[K, A]` each.
 
-    acted: whether an agent moved.  reward: its reward.  ended: whether its episode ended, and `terminated`: not by truncation.
-    present: whether it is present afterwards.
+    reward: its reward.  ended: whether its episode ended, and `terminated`: not by truncation.  present: whether it is present afterwards.
     """
 
-    acted: np.ndarray
     reward: np.ndarray
     ended: np.ndarray
     terminated: np.ndarray
@@ -63,27 +61,28 @@ class Side:
         self.forget()
 
     def forget(self) -> None:
-        """Clear the results, with new arrays."""
-        self.reward = np.zeros(self.num)
-        self.acted, self.terminated, self.truncated, self.start, self.began = (np.zeros(self.num, dtype=bool) for _ in range(5))
+        """Clear the results, with new arrays, before the next step."""
+        self.reward, self.valid = np.zeros(self.num), self.to_move.copy()
+        self.ended, self.terminated, self.start = (np.zeros(self.num, dtype=bool) for _ in range(3))
         self.last_info: dict[int, Info] = {}
 
     def begin(self, copies: np.ndarray) -> None:
         """Note that episodes begin in K copies."""
         rows = self.rows[copies]
         self.moved[rows], self.unpaid[rows] = False, 0.0
-        self.start[rows] = self.began[rows] = True
+        self.start[rows] = True
 
-    def note(self, copies: np.ndarray, moves: Moves, cut: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Note a step of K copies; those that are `cut`, `[K]`, end for all agents.
+    def note(self, copies: np.ndarray, moves: Moves, cut: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Note a step of K copies; those that are `cut`, `[K]`, end for all agents, and none if it is None.
 
         Return the watched rows whose episodes ended, except those that never moved, and which of them terminated.
         """
         rows = self.rows[copies]
-        self.acted[rows] |= moves.acted
-        self.moved[rows] |= moves.acted
+        self.moved[rows] |= self.to_move[rows]
         self.unpaid[rows] += moves.reward
-        gone = moves.ended | (cut[:, None] & moves.present)
+        gone = moves.ended if cut is None else moves.ended | (cut[:, None] & moves.present)
+        if not gone.any():
+            return NONE, NONE
         ended = gone & self.moved[rows] & self.watched[rows]
         self.moved[rows[gone]] = False
         return rows[ended], (moves.ended & moves.terminated)[ended]
@@ -91,31 +90,36 @@ class Side:
     def end(self, rows: np.ndarray, terminated: np.ndarray, obs: Tree, mask: Tree, infos: Mapping[int, Info]) -> None:
         """Note that the episodes of K rows ended, with their final observations, masks and infos; `infos`: by row."""
         self.reward[rows], self.unpaid[rows] = self.unpaid[rows], 0.0
-        self.terminated[rows], self.truncated[rows], self.start[rows] = terminated, ~terminated, True
-        tree_map(lambda kept, last: kept.__setitem__(rows, last), (self.last_obs, self.last_mask), (obs, mask))
+        self.ended[rows], self.terminated[rows] = True, terminated
+        tree_map(lambda kept, last: kept.__setitem__(rows, last), self.last_obs, obs)
+        if len(mask):
+            self.last_mask[rows] = mask
         self.last_info.update(infos)
 
     def newest(self, rows: np.ndarray | slice = EVERY) -> tuple[Tree, Tree]:
         """Return copies of the newest observations and masks of some rows, by default of all."""
-        return tree_map(lambda leaf: np.array(leaf[rows]), (self.obs, self.mask))
+        if isinstance(rows, slice):
+            return tree_map(np.array, self.obs), np.array(self.mask) if len(self.mask) else ()
+        return take(self.obs, self.mask, rows)
 
     def pop_step(self, rows: np.ndarray | slice = EVERY, following: np.ndarray | slice = EVERY) -> EnvStep:
         """Return the results of some rows since the last call, and clear them.
 
         following: the rows that take their places; their observations are the newest.
         """
-        over = self.terminated | self.truncated
-        running = ~(over | self.began)  # in a new episode, what is paid before the first move belongs to the next step
+        running = ~(self.ended | self.start)  # in a new episode, what is paid before the first move belongs to the next step
         self.reward[running], self.unpaid[running] = self.unpaid[running], 0.0
-        acted, ended = self.acted[rows], np.flatnonzero(over[rows])
+        over, terminated = self.ended[rows], self.terminated[rows]
+        ended = np.flatnonzero(over)
         final_obs, final_mask, info = None, (), {}
         if len(ended):
             last = ended if isinstance(rows, slice) else rows[ended]
-            final_obs, final_mask = tree_index((self.last_obs, self.last_mask), last)
-            infos = {k: self.last_info[row] for k, row in zip(ended.tolist(), last.tolist(), strict=True) if row in self.last_info}
-            info = gather_success(infos, len(acted)) | gather_parameters(infos, len(acted))
+            final_obs, final_mask = take(self.last_obs, self.last_mask, last)
+            if self.last_info:
+                infos = {k: self.last_info[row] for k, row in zip(ended.tolist(), last.tolist(), strict=True)}
+                info = gather_success(infos, len(over)) | gather_parameters(infos, len(over))
         obs, mask = self.newest(following)
-        flags = self.terminated[rows], self.truncated[rows], acted, self.start[following]
+        flags = terminated, over & ~terminated, self.valid[rows], self.start[following]
         step = EnvStep(obs, self.reward[rows], *flags, ended, final_obs, info, mask, final_mask)
         self.forget()
         return step
@@ -123,7 +127,7 @@ class Side:
     def restart(self, rows: np.ndarray | slice = EVERY) -> EnvStep:
         """Return the start of episodes of some rows, by default of all, as a step that is not experience."""
         self.forget()
-        self.start[:] = self.began[:] = True
+        self.start[:], self.valid[:] = True, False
         return self.pop_step(rows, rows)
 
     def get_state(self) -> State:
@@ -133,6 +137,11 @@ class Side:
     def set_state(self, state: State) -> None:
         """Restore what `get_state` returned."""
         tree_map(np.copyto, (self.obs, self.mask, self.present), (state["obs"], state["mask"], state["present"]))
+
+
+def take(obs: Tree, mask: Tree, rows: np.ndarray) -> tuple[Tree, Tree]:
+    """Return the observations and masks of some rows; indexing by an array copies."""
+    return tree_index(obs, rows), mask[rows] if len(mask) else ()
 
 
 def gather_success(infos: Mapping[int, Info], num: int) -> Info:
@@ -177,6 +186,9 @@ class World:
         can_be_saved: whether it can be saved in the middle of an episode.
     """
 
+    ends_together = False
+    """Whether all agents of a copy end in the same step."""
+
     def __init__(
         self,
         name: str,
@@ -198,27 +210,29 @@ class World:
     def reset(self, seed: int | None = None) -> None:
         """Start an episode in every copy; without a seed, continue the current random streams."""
         self.start(self.all, seed)
+        self.look(self.all)
         for side in self.sides.values():
             side.forget()
 
     def start(self, copies: np.ndarray, seed: int | None = None) -> None:
-        """Start episodes in K copies."""
+        """Start episodes in K copies, at which the caller then looks."""
         self.lengths[copies] = 0
         for side in self.sides.values():
             side.begin(copies)
         self._start(copies, seed)
-        self.look(copies)
 
     def step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
         """Step K copies with the actions `[N, ...]` of each side's rows, in its own format; only those of agents to move are used.
 
         Return what each side's agents did, and whether the episodes of the copies are over, `[K]`: no agent is present, or they are
-        truncated. The caller then starts the next ones, and looks at the other copies.
+        truncated. The caller then starts the next ones, and looks at the K copies.
         """
-        moves = self._step(copies, actions)
+        moves, over = self._step(copies, actions)
         self.lengths[copies] += 1
-        cut = self.lengths[copies] == self.max_episode_steps if not self.cuts_all else np.ones(len(copies), dtype=bool)
-        over = cut | ~np.any([made.present.any(1) for made in moves.values()], axis=0)
+        cut = None
+        if self.cuts_all or self.max_episode_steps is not None:
+            cut = self.cuts_all | (self.lengths[copies] == self.max_episode_steps)
+            over = over | cut
         for name, side in self.sides.items():
             rows, terminated = side.note(copies, moves[name], cut)
             if len(rows):
@@ -229,16 +243,16 @@ class World:
         """Step all copies, and start the next episodes of those that are over; the results are in the sides."""
         _, over = self.step(self.all, actions)
         self.cuts_all = False
-        self.look(self.all[~over])
         if over.any():
             self.start(self.all[over])
+        self.look(self.all)
 
     def _start(self, copies: np.ndarray, seed: int | None) -> None:
         """Start episodes in K copies."""
         raise NotImplementedError
 
-    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> dict[str, Moves]:
-        """Step K copies. Return what the agents of each side did."""
+    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
+        """Step K copies. Return what the agents of each side did, and in which copies no agent is present, `[K]`."""
         raise NotImplementedError
 
     def look(self, copies: np.ndarray) -> None:
@@ -274,8 +288,10 @@ class World:
         try:
             fits = self._set_copies(state)
             np.copyto(self.lengths, state.get("lengths", 0), casting="safe")
-            for name, side in self.sides.items() if "sides" in state else ():  # older states of some kinds have none
-                side.set_state(state["sides"][name])
+            for name, side in self.sides.items():
+                if "sides" in state:  # older states of some kinds have none
+                    side.set_state(state["sides"][name])
+                side.forget()
         except (KeyError, IndexError, TypeError, ValueError):
             fits = False
         return None if fits else f"{self.name} could not be restored exactly"

@@ -19,6 +19,8 @@ class GameWorld(World):
         name, max_episode_steps, settings: as of `World`; moves of all players count as steps, or steps if they move simultaneously.
     """
 
+    ends_together = True
+
     def __init__(self, game: Game, side: str, spaces: Spaces, name: str, max_episode_steps: int | None = None, settings: str = "") -> None:
         super().__init__(name, game.num_copies, {side: spaces}, max_episode_steps, settings)
         self.game, self.side_name, self.side = game, side, self.sides[side]
@@ -27,13 +29,14 @@ class GameWorld(World):
     def _start(self, copies: np.ndarray, seed: int | None) -> None:
         self.game.reset(copies, seed)
 
-    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> dict[str, Moves]:
+    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
         game, rows = self.game, self.side.rows[copies]
         acted = self.side.to_move[rows]
         chosen = np.asarray(actions[self.side_name])
         reward = game.step(copies, chosen[rows[acted]] if game.in_turn else chosen[rows])
-        over = np.repeat(game.over[copies, None], len(game.agents), 1)
-        return {self.side_name: Moves(acted, reward, over, over, ~over)}
+        over = game.over[copies]
+        ended = np.repeat(over[:, None], acted.shape[1], 1)
+        return {self.side_name: Moves(reward, ended, ended, ~ended)}, over
 
     def look(self, copies: np.ndarray) -> None:
         side, rows = self.side, self.side.rows[copies]
