@@ -52,43 +52,39 @@ class SerialWorld(World):
         """Start episodes, with the seeds seed, seed + 1, …"""
         for e in copies:
             self.envs[e].reset(seed=None if seed is None else seed + int(e))
-        for side in self.sides.values():
-            side.present[side.rows[copies]] = False
 
     def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
-        moves = {
-            name: Moves(*(np.zeros((len(copies), len(side.agents)), kind) for kind in (float, bool, bool, bool)))
-            for name, side in self.sides.items()
-        }
-        for k, e in enumerate(copies):
-            copy, chosen = self.copies[e], {}
-            for agent in copy.to_move:
-                name, a = self.places[agent]
-                chosen[agent] = tree_index(actions[name], self.sides[name].rows[e, a])
-            self.envs[e].step(chosen)
-            for agent, (name, a) in self.places.items():
-                made = moves[name]
-                made.reward[k, a], made.present[k, a] = copy.rewards.get(agent, 0.0), agent in copy.present
-                made.ended[k, a], made.terminated[k, a] = agent in copy.last, agent in copy.terminated
-        return moves, np.array([not self.copies[e].present for e in copies])
+        stepped = [self.copies[e] for e in copies]
+        for e, copy in zip(copies, stepped, strict=True):
+            places = {agent: self.places[agent] for agent in copy.to_move}
+            self.envs[e].step({agent: tree_index(actions[name], self.sides[name].rows[e, a]) for agent, (name, a) in places.items()})
+        moves = {}
+        for name, side in self.sides.items():
+            reward = np.array([[copy.rewards.get(agent, 0.0) for agent in side.agents] for copy in stepped], dtype=np.float64)
+            ended, terminated, present = (
+                np.array([[agent in some for agent in side.agents] for some in groups])
+                for groups in zip(*((copy.last, copy.terminated, copy.present) for copy in stepped), strict=True)
+            )
+            moves[name] = Moves(reward, ended, terminated, present)
+        return moves, np.array([not copy.present for copy in stepped])
 
     def look(self, copies: np.ndarray) -> None:
+        seen = [self.copies[e] for e in copies]
         for name, side in self.sides.items():
-            for e in copies:
-                self._look(name, side, e)
-
-    def _look(self, name: str, side: Side, e: int) -> None:
-        """Read what a side's agents observe in a copy."""
-        copy = self.copies[e]
-        joint = copy.look_jointly(side.spaces.joint) if side.spaces.joint else ()
-        for agent, row in zip(side.agents, side.rows[e].tolist(), strict=True):
-            was_present, is_present = side.present[row], agent in copy.present
-            side.present[row], side.to_move[row] = is_present, agent in copy.to_move
-            side.start[row] |= not (was_present and is_present)
-            if agent in copy.obs:
-                write(side, row, *self._read(name, row, *copy.look(agent), joint))
-            elif not is_present:
+            rows = side.rows[copies]
+            present = np.array([[agent in copy.present for agent in side.agents] for copy in seen])
+            was_present, side.present[rows] = side.present[rows], present
+            side.to_move[rows] = np.array([[agent in copy.to_move for agent in side.agents] for copy in seen])
+            side.start[rows] |= ~(was_present & present)
+            for row in rows[was_present & ~present].tolist():
+                side.moved[row] = False
                 write(side, row, None, True)
+            for copy, own in zip(seen, rows.tolist(), strict=True):
+                joint = copy.look_jointly(side.spaces.joint) if side.spaces.joint else ()
+                for agent, row in zip(side.agents, own, strict=True):
+                    if agent in copy.obs:
+                        obs, info = copy.look(agent)
+                        write(side, row, *self._read(name, row, obs, info, joint))
 
     def _read(self, name: str, row: int, obs: Tree, info: Info, joint: Tree, over: bool = False) -> tuple[Tree, Tree]:
         """Return the observation and mask of a row. `over`: at the end of its episode, where a mask may be missing."""

@@ -134,9 +134,8 @@ class SeatStepper(WorldStepper):
         """The learning seat of each copy."""
         self.returns = np.zeros((copies, len(self.side.agents)))
         """Return of each agent in the current episode so far."""
-        self.learners = np.zeros(self.num_envs, dtype=np.int64)
+        self.learners = self._find_learners()
         """The side's rows of the learning agents, `[E * S]`."""
-        self._watch(world.all)
 
     @property
     def present(self) -> np.ndarray:
@@ -149,8 +148,8 @@ class SeatStepper(WorldStepper):
         return self.side.newest(self.learners)
 
     def restart_all(self) -> EnvStep:
-        self.seats = (self.seats + 1) % len(self.members)
-        self._watch(self.world.all)
+        self.seats[:] = (self.seats + 1) % len(self.members)
+        self.learners = self._find_learners()
         self._restart(None)
         return self.side.restart(self.learners)
 
@@ -191,8 +190,11 @@ class SeatStepper(WorldStepper):
     def _move(self, copies: np.ndarray, learners: np.ndarray = NOBODY, action: Tree = ()) -> None:
         """Step K copies with the actions of their learners, if any, and the opponent's for all others that are to move."""
         world, side = self.world, self.side
-        rows = side.rows[copies].ravel()
-        others = rows[side.to_move[rows] & ~side.watched[rows]]
+        rows = side.rows[copies]
+        is_to_move = side.to_move[rows]
+        if len(learners):
+            is_to_move.ravel()[learners] = False
+        others = rows[is_to_move]
         played = self.opponent.act(*side.newest(others), others, ~side.moved[others]) if len(others) else ()
         parts = [(rows, chosen) for rows, chosen in ((learners, action), (others, played)) if len(chosen)]
         moves, over = world.step(copies, {SIDE: spread(parts, side.num)})
@@ -210,19 +212,14 @@ class SeatStepper(WorldStepper):
         returns = self.returns[over]
         self.opponent.finish(over, points(returns if self.size == 1 else returns[:, self.members].mean(2), self.seats[over]))
         self.seats[over] = (self.seats[over] + 1) % len(self.members)
+        self.learners = self._find_learners()
         self.returns[over] = 0.0
-        self._watch(over)
         self.world.start(over)
         self.opponent.begin(over, self.seats[over])
 
-    def _watch(self, copies: np.ndarray) -> None:
-        """Note the ends of the learners' episodes in K copies, and not those of others."""
-        rows = self.side.rows[copies]
-        learners = rows[:, :1] + self.members[self.seats[copies]]
-        self.side.watched[rows] = False
-        self.side.watched[learners] = True
-        self.learners = self.learners.copy()  # a step holds the last ones
-        self.learners.reshape(-1, self.size)[copies] = learners
+    def _find_learners(self) -> np.ndarray:
+        """Return the side's rows of the learning agents, `[E * S]`."""
+        return (self.side.rows[:, :1] + self.members[self.seats]).ravel()
 
     def state_dict(self) -> State:
         arrays = {name: array.copy() for name, array in self._arrays().items()}
@@ -251,7 +248,7 @@ class SeatStepper(WorldStepper):
             if name == "seats" and not np.isin(values, range(len(self.members))).all():
                 raise ValueError(f"seats are 0 to {len(self.members) - 1}")
             own[:] = values
-        self._watch(self.world.all)
+        self.learners = self._find_learners()
         if len(self._find_waiting()):
             raise ValueError("between two steps learners are to move")
 

@@ -381,8 +381,7 @@ class VmasWorld(World):
 
     def look(self, copies: np.ndarray) -> None:
         for name, side in self.sides.items():
-            rows = side.rows[copies]
-            tree_map(lambda kept, new, rows=rows: kept.__setitem__(rows, new[copies]), side.obs, self._observe(name))
+            side.obs = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self._observe(name))
 
     def observe_last(self, name: str, rows: np.ndarray) -> tuple[Tree, Tree, Mapping[int, Info]]:
         return tree_index(self._observe(name), np.divmod(rows, len(self.numbers[name]))), (), {}

@@ -16,7 +16,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Info, State, Tree, tree_index, tree_map
 
-EVERY, NONE = slice(None), np.zeros(0, dtype=bool)
+EVERY = slice(None)
 
 
 class Moves(NamedTuple):
@@ -41,7 +41,6 @@ class Side:
         obs, mask: the newest of each row.
         present, to_move: whether its agent is present, and whether it acts in the next step of its copy.
         moved: whether it has moved since it came.
-        watched: whether the end of its episode is noted; at first of all rows.
     """
 
     def __init__(self, env_name: str, name: str, spaces: Spaces, num_copies: int) -> None:
@@ -55,7 +54,6 @@ class Side:
         self.last_obs, self.last_mask = allocate(spaces.observation, num), spaces.masks(num)
         """Final observations and masks of the rows whose episodes ended."""
         self.present, self.to_move, self.moved = (np.zeros(num, dtype=bool) for _ in range(3))
-        self.watched = np.ones(num, dtype=bool)
         self.unpaid = np.zeros(num)
         """Reward of each row since its last move, or since the beginning of its episode."""
         self.forget()
@@ -75,17 +73,14 @@ class Side:
     def note(self, copies: np.ndarray, moves: Moves, cut: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Note a step of K copies; those that are `cut`, `[K]`, end for all agents, and none if it is None.
 
-        Return the watched rows whose episodes ended, except those that never moved, and which of them terminated.
+        Return the rows whose episodes ended, except those that never moved, and which of them terminated. Of several episodes between two
+        results the first counts: in later ones the row is an opponent's.
         """
         rows = self.rows[copies]
-        self.moved[rows] |= self.to_move[rows]
+        self.moved[rows] = moved = self.moved[rows] | self.to_move[rows]
         self.unpaid[rows] += moves.reward
-        gone = moves.ended if cut is None else moves.ended | (cut[:, None] & moves.present)
-        if not gone.any():
-            return NONE, NONE
-        ended = gone & self.moved[rows] & self.watched[rows]
-        self.moved[rows[gone]] = False
-        return rows[ended], (moves.ended & moves.terminated)[ended]
+        ended = moved & ~self.ended[rows] & (moves.ended if cut is None else moves.ended | (cut[:, None] & moves.present))
+        return rows[ended], moves.terminated[ended]
 
     def end(self, rows: np.ndarray, terminated: np.ndarray, obs: Tree, mask: Tree, infos: Mapping[int, Info]) -> None:
         """Note that the episodes of K rows ended, with their final observations, masks and infos; `infos`: by row."""

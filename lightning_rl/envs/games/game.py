@@ -60,7 +60,7 @@ class Game:
 
         Raises `ValueError` for an illegal move.
         """
-        if np.any((actions < 0) | (actions >= self.num_actions)):
+        if actions.min() < 0 or actions.max() >= self.num_actions:
             raise ValueError(f"{self.name}: actions are 0 to {self.num_actions - 1}, got {np.asarray(actions).tolist()}")
         rewards, over = self._play(copies, actions)
         self.over[copies] = over

@@ -39,14 +39,14 @@ class GameWorld(World):
         return {self.side_name: Moves(reward, ended, ended, ~ended)}, over
 
     def look(self, copies: np.ndarray) -> None:
-        side, rows = self.side, self.side.rows[copies]
+        side = self.side
+        rows = side.rows[copies].ravel()
         if self.game.in_turn:
             side.to_move[rows] = False
             movers = self.game.mover[copies]
-            rows = rows[np.arange(len(copies)), movers]
+            rows = side.rows[copies, movers]
         else:
-            copies, movers = np.divmod(rows.ravel(), len(side.agents))
-            rows = rows.ravel()
+            copies, movers = np.divmod(rows, len(side.agents))
         side.to_move[rows] = True
         side.obs[rows] = self.game.observe(copies, movers)
         if len(side.mask):
@@ -54,8 +54,11 @@ class GameWorld(World):
 
     def observe_last(self, name: str, rows: np.ndarray) -> tuple[Tree, Tree, Mapping[int, Info]]:
         at = np.divmod(rows, len(self.side.agents))
-        mask: Tree = self.game.masks(*at)
-        return self.game.observe(*at), mask | ~mask.any(1, keepdims=True) if len(mask) else (), {}
+        mask = self.side.spaces.masks(len(rows))
+        if len(mask) and not (over := self.game.over[at[0]]).all():
+            seen = self.game.masks(*at)
+            mask = seen | (over | ~seen.any(1))[:, None]
+        return self.game.observe(*at), mask, {}
 
     def _are_alike(self, state: State) -> bool:
         return "game" in state
