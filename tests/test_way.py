@@ -25,8 +25,8 @@ def load_way():
 MOST = {
     "PPO": (15, 59),
     "SAC": (19, 76),
-    "MultiAgent": (24, 105),
-    "POCA": (22, 94),
+    "MultiAgent": (25, 102),
+    "POCA": (23, 91),
     "setting in Python": (33, 100),
     "setting on the command line": (43, 148),
     "save": (16, 44),

@@ -155,6 +155,22 @@ def test_a_state_is_restored_in_the_middle_of_games(env_id):
         assert "could not be restored exactly" in later.load_state_dict({**state, **damage})
 
 
+def test_a_state_of_an_earlier_version_holds_what_is_unpaid_for_each_copy():
+    saved, later = make("tic_tac_toe", 5)[0], make("tic_tac_toe", 5)[0]
+    obs, mask = saved.reset(2)
+    for t in range(3):
+        step = saved.step(choose(obs, mask, t))
+        obs, mask = step.obs, step.mask
+    state = saved.state_dict()
+    unpaid, moved = state.pop("unpaid").reshape(5, 2), state.pop("moved").reshape(5, 2)
+    del state["sides"]
+    assert later.load_state_dict({**state, "paid": unpaid[np.arange(5), state["seats"]], "moved": moved}) is None
+    for t in range(9):
+        left, right = (each.step(choose(obs, mask, t)) for each in (saved, later))
+        assert all(np.array_equal(one, other) for one, other in zip(flat(left), flat(right), strict=True))
+        obs, mask = left.obs, left.mask
+
+
 def test_lessons_are_refused():
     with pytest.raises(SettingError, match="takes no lessons"):
         make("tic_tac_toe")[0].set_lessons({})

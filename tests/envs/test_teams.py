@@ -205,6 +205,21 @@ def test_teams_and_returns_are_restored_in_the_middle_of_an_episode(name):
     assert (saved.opponent.told, saved.opponent.asked) == (other.opponent.told, other.opponent.asked)
 
 
+def test_a_state_of_an_earlier_version_holds_who_begins():
+    saved, other = (stepper_of("MortalSquads", 3) for _ in range(2))
+    saved.reset(0)
+    for k in range(5):
+        saved.step(np.array([k % 2] * 6))
+    state = saved.state_dict()
+    assert not state.pop("unpaid").any()
+    assert other.load_state_dict({**state, "begins": ~state.pop("moved")}) is None
+    saved.opponent.asked.clear()
+    for k in range(9):
+        left, right = (each.step(np.array([k % 2] * 6)) for each in (saved, other))
+        assert left.reward.tolist() == right.reward.tolist() and flags(left) == flags(right) and left.obs.tolist() == right.obs.tolist()
+    assert saved.opponent.asked == other.opponent.asked
+
+
 def test_a_state_with_other_teams_is_refused():
     saved, other = stepper_of("Squads"), stepper_of("Squads", teams=TEAMS[::-1])
     saved.reset(0)

@@ -13,7 +13,7 @@ from lightning_rl import PPO, SAC, Behavior, MultiAgent, SettingError, Trainer, 
 from lightning_rl.envs.agents.vmas import VmasCopies, VmasWorld
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import find_user_module, make_env, probe_spaces
-from lightning_rl.envs.stepping import make_fitting_stepper
+from lightning_rl.envs.stepping import make_fitting_stepper, make_world
 from lightning_rl.policy import play_episodes
 from lightning_rl.spaces import samples
 from lightning_rl.types import tree_leaves
@@ -285,6 +285,44 @@ def test_agents_with_different_spaces_learn_as_several_behaviors():
     behaviors = {"adversary": Behavior("adversary_*", learner), "good": Behavior("agent_*", learner)}
     model = MultiAgent({"id": "vmas.simple_adversary", "num_envs": 2, "max_episode_steps": 5}, behaviors, max_env_steps=40)
     fit(model)
+
+
+def make_two_sides():
+    """A world of two behaviors with different observations, and the spaces of both."""
+    config = EnvConfig("vmas.simple_tag", num_envs=3, max_episode_steps=4)
+    env = make_env(config)
+    env.reset(seed=0)
+    names = {"good": ("agent_0",), "bad": ("adversary_0", "adversary_1", "adversary_2")}
+    sides = {name: env.unwrapped.spaces_of(agents)._replace(agents=agents) for name, agents in names.items()}
+    return make_world(config, sides, 0), sides
+
+
+def step_both(world, sides):
+    world.step_all({name: samples(spaces.action, 3 * len(spaces.agents)) for name, spaces in sides.items()})
+    return {name: side.pop_step() for name, side in world.sides.items()}
+
+
+def test_several_behaviors_step_all_copies_in_one_call_and_resume_in_the_middle_of_episodes():
+    (world, sides), (later, _) = make_two_sides(), make_two_sides()
+    assert type(world) is VmasWorld
+    world.reset(5)
+    theirs = vmas.make_env("simple_tag", 3, max_steps=4, seed=5, terminated_truncated=True)
+    seen = dict(zip((agent.name for agent in theirs.agents), theirs.reset(seed=5), strict=True))
+    assert np.array_equal(world.sides["good"].newest()[0], seen["agent_0"].numpy())
+    assert np.array_equal(world.sides["bad"].newest()[0][1::3], seen["adversary_1"].numpy())
+    for spaces in sides.values():
+        spaces.action.seed(0)
+    steps = [step_both(world, sides) for _ in range(3)]
+    assert later.set_state(world.get_state()) is None
+    for spaces in sides.values():
+        spaces.action.seed(1)
+    following = [step_both(world, sides) for _ in range(6)]
+    assert [step["good"].truncated.tolist() for step in (*steps, *following)][2:5] == [[False] * 3, [True] * 3, [False] * 3]
+    for spaces in sides.values():
+        spaces.action.seed(1)
+    repeated = [step_both(later, sides) for _ in range(6)]
+    for name in sides:
+        assert_equal_steps([step[name] for step in following], [step[name] for step in repeated])
 
 
 def test_tiny_runs_count_the_steps_of_agents():
