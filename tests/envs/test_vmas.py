@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from functools import partial
 
@@ -12,7 +13,7 @@ import torch
 from lightning_rl import PPO, SAC, Behavior, MultiAgent, SettingError, Trainer, evaluate, load_policy
 from lightning_rl.envs.agents.vmas import VmasCopies, VmasWorld
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.make import find_user_module, make_env, probe_spaces
+from lightning_rl.envs.make import find_user_module, make_env, make_vmas, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper, make_world
 from lightning_rl.policy import play_episodes
 from lightning_rl.spaces import samples
@@ -141,7 +142,19 @@ def test_a_state_is_restored_bit_for_bit(env_id):
 
 
 def test_a_scenario_that_cannot_be_saved_says_so():
-    stepper, _ = make("vmas.simple_reference")  # goals are references to landmarks, drawn in each episode
+    from vmas.scenarios.mpe.simple_spread import Scenario
+
+    class Noisy(Scenario):
+        """Draws from a generator that VMAS does not know."""
+
+        def make_world(self, batch_dim, device, **kwargs):
+            self.draws = random.Random(0)
+            return super().make_world(batch_dim, device, **kwargs)
+
+        def reward(self, agent):
+            return super().reward(agent) + self.draws.random()
+
+    stepper, _ = make(Noisy)
     assert not stepper.can_be_saved
     assert "cannot be saved in the middle" in stepper.load_state_dict(stepper.state_dict())
 
@@ -295,6 +308,20 @@ def make_two_sides():
     names = {"good": ("agent_0",), "bad": ("adversary_0", "adversary_1", "adversary_2")}
     sides = {name: env.unwrapped.spaces_of(agents)._replace(agents=agents) for name, agents in names.items()}
     return make_world(config, sides, 0), sides
+
+
+def test_a_landmark_that_an_agent_refers_to_is_restored():
+    config = EnvConfig("vmas.simple_adversary", num_envs=2)
+    paid = []
+    for seed in range(4):  # the goal is one of two landmarks, drawn when all copies start
+        saved, restored = (make_vmas(config, 2) for _ in range(2))
+        saved.reset(seed)
+        restored.reset(9)
+        restored.set_state(saved.get_state())
+        left, right = (copies.step(copies.chosen)[1] for copies in (saved, restored))
+        assert np.array_equal(left, right)
+        paid.append(saved.env.world.landmarks.index(saved.env.agents[0].goal))
+    assert {*paid} == {0, 1}
 
 
 def step_both(world, sides):

@@ -202,10 +202,12 @@ class VmasCopies:
         return torch_state.tolist(), keys.tolist(), rest, python_state
 
     def get_state(self) -> State:
-        """Return all tensors and numbers that VMAS holds, and the random state, as plain data."""
+        """Return all tensors, numbers and references that VMAS holds, and the random state, as plain data."""
         found: list[Entry] = []
         first: dict[int, int] = {}
-        for path, holder in holders(self.env):
+        places = [*holders(self.env)]
+        paths = {id(holder): path for path, holder in places}
+        for path, holder in places:
             for key, value in entries(holder):
                 if isinstance(value, Tensor) and id(value) in first:
                     found.append((path, key, first[id(value)], "same"))
@@ -214,6 +216,8 @@ class VmasCopies:
                     found.append((path, key, np.array(value.numpy()), "tensor"))
                 elif value is None or type(value) in (bool, int, float):
                     found.append((path, key, value, "number"))
+                elif paths.get(id(value), child := f"{path}/{key}") != child:  # such as an agent's goal, a landmark
+                    found.append((path, key, paths[id(value)], "reference"))
         torch_state, numpy_state, python_state = self.draws
         return {"values": found, "draws": [torch_state.numpy().copy(), numpy_state, python_state]}
 
@@ -222,7 +226,15 @@ class VmasCopies:
         places = dict(holders(self.env))
         made: list[object] = []
         for path, key, value, kind in state["values"]:
-            made.append(made[value] if kind == "same" else torch.from_numpy(np.array(value)) if kind == "tensor" else value)
+            match kind:
+                case "same":
+                    made.append(made[value])
+                case "tensor":
+                    made.append(torch.from_numpy(np.array(value)))
+                case "reference":
+                    made.append(places[value])
+                case _:
+                    made.append(value)
             if not isinstance(key, tuple):
                 holder = places[path]
                 (holder if isinstance(holder, dict | list) else vars(holder))[key] = made[-1]
