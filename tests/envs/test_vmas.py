@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 import sys
 from functools import partial
 
@@ -141,20 +141,32 @@ def test_a_state_is_restored_bit_for_bit(env_id):
     assert "4 copies" in make(env_id, num_envs=5, max_episode_steps=6)[0].load_state_dict(state)
 
 
-def test_a_scenario_that_cannot_be_saved_says_so():
+def noisy(make_source, draw):
+    """A scenario that adds to rewards what it draws from a source of its own."""
     from vmas.scenarios.mpe.simple_spread import Scenario
 
     class Noisy(Scenario):
-        """Draws from a generator that VMAS does not know."""
-
         def make_world(self, batch_dim, device, **kwargs):
-            self.draws = random.Random(0)
+            self.source = make_source()
             return super().make_world(batch_dim, device, **kwargs)
 
         def reward(self, agent):
-            return super().reward(agent) + self.draws.random()
+            return super().reward(agent) + draw(self.source)
 
-    stepper, _ = make(Noisy)
+    return Noisy
+
+
+def test_a_random_generator_of_a_scenario_is_saved():
+    scenario = noisy(partial(np.random.default_rng, 0), np.random.Generator.random)
+    (saved, spaces), (later, _) = make(scenario), make(scenario)
+    saved.reset(1)
+    play(saved, spaces, 3)
+    assert saved.can_be_saved and later.load_state_dict(saved.state_dict()) is None
+    assert_equal_steps(play(saved, spaces, 3), play(later, spaces, 3))
+
+
+def test_a_scenario_that_cannot_be_saved_says_so():
+    stepper, _ = make(noisy(itertools.count, next))  # a count that nobody can read
     assert not stepper.can_be_saved
     assert "cannot be saved in the middle" in stepper.load_state_dict(stepper.state_dict())
 

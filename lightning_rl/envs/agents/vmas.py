@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from lightning_rl.envs.agents.world import Moves, World
+from lightning_rl.envs.snapshot.decoding import write_all
+from lightning_rl.envs.snapshot.encoding import VERSION, read_all
 from lightning_rl.errors import SettingError, missing_extra, nearest
 from lightning_rl.spaces import JOINT, OWN, Spaces
 from lightning_rl.types import Info, Options, State, StepByAgent, Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy
@@ -411,8 +413,11 @@ class VmasWorld(World):
         return isinstance(state.get("states", ()), dict | type(None)) and "game" not in state
 
     def _get_copies(self) -> State:
-        return {"states": self.copies.get_state() if self.can_be_saved else None}
+        generators = read_all([self.copies.env.scenario], only_generators=True)  # a user's scenario may have its own
+        return {"states": self.copies.get_state() if self.can_be_saved else None, "generators": generators}
 
     def _set_copies(self, state: State) -> bool:
         self.copies.set_state(state["states"])
+        if "generators" in state:  # older states have none
+            write_all([self.copies.env.scenario], state["generators"], VERSION)
         return True
