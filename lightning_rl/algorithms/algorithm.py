@@ -125,7 +125,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
     behavioral_cloning: OrPlain[CloningConfig | None] = None
     """Also train the policy to imitate demonstrations."""
     self_play: OrPlain[SelfPlayConfig | None] = None
-    """Play a game against past selves; null: against the newest weights."""
+    """Play a game against past selves; null: the newest weights."""
     memory: Memory | None = None
     """Recurrent memory: LSTM or GRU; null: none."""
     log_interval: Annotated[int, Range(0, open_low=True)] | None = None

@@ -256,13 +256,18 @@ def test_a_lesson_that_requires_a_reset_truncates_all_episodes_of_a_world(learne
     assert model.finished and all(torch.isfinite(weight).all() for weight in model.state_dict().values())
 
 
+def step_all(world):
+    world.step_all({"all": np.zeros(4, int)})
+    return world.sides["all"].pop_step()
+
+
 def test_a_world_that_is_cut_truncates_everyone_and_begins_new_episodes():
     spaces = probe_spaces(EnvConfig("tests.agents.Together"))
     world = make_world(EnvConfig("tests.agents.Together", 2), {"all": spaces}, 0)
     world.reset(0)
-    world.step({"all": np.zeros(4, int)})
+    step_all(world)
     world.cuts_all = True
-    step = world.step({"all": np.zeros(4, int)})["all"]
+    step = step_all(world)
     assert step.truncated.all() and not step.terminated.any() and step.valid.all() and step.episode_start.all()
     assert step.final_obs[:, 1].tolist() == [2] * 4 and step.obs[:, 1].tolist() == [0] * 4
-    assert not world.step({"all": np.zeros(4, int)})["all"].truncated.any()
+    assert not step_all(world).truncated.any()

@@ -188,7 +188,7 @@ class SeatStepper(WorldStepper):
         return np.flatnonzero(~(to_move if self.size == 1 else to_move.reshape(-1, self.size).any(1)))
 
     def _move(self, copies: np.ndarray, learners: np.ndarray = NOBODY, action: Tree = ()) -> None:
-        """Step K copies with the actions of their learners, if any, and the opponent's for all others that are to move."""
+        """Step K copies with the opponent's actions for all that are to move, except for `learners` if these are given, in all copies."""
         world, side = self.world, self.side
         rows = side.rows[copies]
         is_to_move = side.to_move[rows]
@@ -241,13 +241,15 @@ class SeatStepper(WorldStepper):
 
     def _set_arrays(self, state: State) -> None:
         """Restore arrays. Raises `KeyError`, `TypeError` or `ValueError`: they do not fit, or it is not the learners' turn."""
-        for name, own in self._arrays().items():
+        arrays = self._arrays()
+        for name, own in arrays.items():
             values = np.asarray(state[name])
             if values.shape != own.shape or values.dtype != own.dtype:
                 raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {own.shape} of {own.dtype}")
             if name == "seats" and not np.isin(values, range(len(self.members))).all():
                 raise ValueError(f"seats are 0 to {len(self.members) - 1}")
-            own[:] = values
+        for name, own in arrays.items():
+            own[:] = state[name]
         self.learners = self._find_learners()
         if len(self._find_waiting()):
             raise ValueError("between two steps learners are to move")
