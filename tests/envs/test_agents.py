@@ -416,6 +416,14 @@ def test_an_agent_that_comes_back_under_its_old_name_is_there_again():
     assert there[3] == ["p0", "p1", "p2"] and there[7] == ["p0", "p1", "p2"] and there[8] == [] and copy.terminated == {"p0", "p1", "p2"}
 
 
+def test_an_opponent_that_comes_back_begins_anew():
+    stepper = stepper_of(agents.Returning)
+    stepper.reset(0)  # the learner is p0; the opponent moves p1 and p2, and p1 is thrown out with the move of p2
+    for _ in range(2):
+        stepper.step(np.array([0]))
+    assert stepper.opponent.asked == [(1, True), (2, True), (1, True), (2, False)]
+
+
 # -------------------------------------------------------------------- PettingZoo's own tests and games
 
 

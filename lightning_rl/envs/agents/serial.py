@@ -77,11 +77,12 @@ class SerialWorld(World):
             side.to_move[rows] = np.array([[agent in copy.to_move for agent in side.agents] for copy in seen])
             side.start[rows] |= ~(was_present & present)
             for row in rows[was_present & ~present].tolist():
-                side.moved[row] = False
                 write(side, row, None, True)
             for copy, own in zip(seen, rows.tolist(), strict=True):
                 joint = copy.look_jointly(side.spaces.joint) if side.spaces.joint else ()
                 for agent, row in zip(side.agents, own, strict=True):
+                    if agent in copy.last:  # if it is present, it has come back in the same step
+                        side.moved[row], side.start[row] = False, True
                     if agent in copy.obs:
                         obs, info = copy.look(agent)
                         write(side, row, *self._read(name, row, obs, info, joint))
