@@ -211,7 +211,7 @@ def call_hook(module: RunModule, name: str, *arguments: object, **named: object)
 def call_last_hook(module: RunModule, *arguments: object) -> None:
     """Call the module's last hook of an iteration; Lightning's own call does nothing then."""
     call_hook(module, LAST_HOOK, *arguments)
-    vars(module)["called_early"] = True  # no setting, so that `__setattr__` need not look
+    module.called_early = True
 
 
 def work_before(name: str, hook: Callable[..., object]) -> Callable[..., object]:
@@ -238,7 +238,7 @@ def skip_second_call(hook: Callable[..., object]) -> Callable[..., object]:
     @wraps(hook)
     def once(self: RunModule, *arguments: object, **named: object) -> object:
         if self.called_early:
-            vars(self)["called_early"] = False
+            self.called_early = False
             return None
         return hook(self, *arguments, **named)
 

@@ -103,7 +103,6 @@ class Learner:
         algorithm, trainer = self.algorithm, self.algorithm.trainer
         assert algorithm.collector is not None
         check_float32(algorithm.network, *(online for online, _ in algorithm.target_networks))
-        self.first_weight = next(algorithm.network.parameters())  # its type tells in each iteration whether all were converted
         algorithm.counted_rows = 0
         self.unread_steps.clear()
         for each in algorithm.side_learners:
@@ -155,8 +154,8 @@ class Learner:
         """Set all values of an iteration that begins at a count; `progress` of the run goes from 0 to 1."""
         algorithm = self.algorithm
         assert algorithm.dataset is not None
-        vars(algorithm).update(began_at=began_at, progress=progress)  # no settings, as in `end_update`
-        if self.first_weight.dtype != torch.float32:
+        algorithm.began_at, algorithm.progress = began_at, progress
+        if next(algorithm.network.parameters()).dtype != torch.float32:
             check_float32(algorithm.network)
         if isinstance(algorithm.network, PolicyNetwork):  # not a module of a user's own
             algorithm.network.check_methods()
