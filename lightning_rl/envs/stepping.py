@@ -228,7 +228,7 @@ def make_world(env: EnvSource, sides: Mapping[str, Spaces], first: int) -> World
     if (copies := make_vmas(env, count_envs(env))) is None:
         return make_serial_world(env, sides, first)
     way, settings = find_way_to_save(env, sides)
-    return VmasWorld(copies, sides, way is not None, settings)
+    return VmasWorld(copies, sides, way == "own", settings)  # it saves them by their own state alone
 
 
 def make_serial_world(env: EnvSource, sides: Mapping[str, Spaces], first: int) -> SerialWorld:

@@ -188,7 +188,7 @@ class SeatStepper(WorldStepper):
         return np.flatnonzero(~(to_move if self.size == 1 else to_move.reshape(-1, self.size).any(1)))
 
     def _move(self, copies: np.ndarray, learners: np.ndarray = NOBODY, action: Tree = ()) -> None:
-        """Step K copies with the opponent's actions for all that are to move, except for `learners` if these are given, in all copies."""
+        """Step K copies, in which the opponent moves all that are to move except `learners`; with learners, K is E."""
         world, side = self.world, self.side
         rows = side.rows[copies]
         is_to_move = side.to_move[rows]
