@@ -1,0 +1,1 @@
+"""Scenes of Unity ML-Agents: their protocol, players, and agents as rows."""

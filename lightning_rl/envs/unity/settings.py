@@ -1,0 +1,99 @@
+"""Settings of Unity's players, and how an executable is found and started."""
+
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated
+
+from lightning_rl.envs.unity.channels import make_engine_settings
+from lightning_rl.errors import SettingError, nearest
+from lightning_rl.fields import Range, read_fields
+
+EDITOR = "unity"
+PREFIX = "unity:"
+EDITOR_PORT = 5004
+SUFFIXES = {"linux": ("", ".x86_64", ".x86"), "darwin": ("", ".app"), "win32": ("", ".exe")}
+"""What follows the name of an executable, by platform."""
+CRASH_HANDLER = "UnityCrashHandler"
+DEFAULT_RESTARTS = 10
+
+
+def is_unity(env_id: str) -> bool:
+    """Return whether an id is that of the editor, `unity`, or of an executable, `unity:PATH`."""
+    return env_id == EDITOR or env_id.startswith(PREFIX)
+
+
+@dataclass(frozen=True)
+class UnitySettings:
+    """The `env.kwargs` of a Unity scene.
+
+    Args:
+        behavior: name of the behavior that learns, if the scene has several; agents of others do nothing.
+        port: of the first player, the next ones count up; default: 5004 for the editor, free ports for executables.
+        timeout_wait: seconds to wait for a message.
+        seats: rows for the agents of each behavior and team in a player; default: the number of agents that ask first.
+        no_graphics: start executables without graphics.
+        env_args: further arguments of executables.
+        num_areas: copies of the training area, for scenes with Unity's Training Area Replicator.
+        time_scale: speed of the scene's time.
+        width, height, quality_level, target_frame_rate, capture_frame_rate: of the engine.
+        log_folder: folder of the players' logs; default: a temporary one.
+        package_version: version of mlagents that Unity is told.
+    """
+
+    behavior: str | None = None
+    port: Annotated[int, Range(1, 65_535)] | None = None
+    timeout_wait: Annotated[float, Range(0, open_low=True)] = 60.0
+    seats: Annotated[int, Range(1)] | None = None
+    no_graphics: bool = False
+    env_args: list[str] = field(default_factory=list)
+    num_areas: Annotated[int, Range(1)] = 1
+    time_scale: Annotated[float, Range(0, open_low=True)] = 20.0
+    width: Annotated[int, Range(1)] = 84
+    height: Annotated[int, Range(1)] = 84
+    quality_level: Annotated[int, Range(0)] = 5
+    target_frame_rate: Annotated[int, Range(-1)] = -1
+    capture_frame_rate: Annotated[int, Range(0)] = 60
+    log_folder: str | None = None
+    package_version: str = "1.1.0"
+
+    def __post_init__(self) -> None:
+        read_fields(self, "env.kwargs.")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type in (str, str | None) and not isinstance(value, each.type):  # type: ignore[arg-type]
+                raise SettingError(f"env.kwargs.{each.name} must be text, got {value!r}")
+        if not isinstance(self.env_args, list | tuple):
+            raise SettingError(f"env.kwargs.env_args must be a list of arguments, got {self.env_args!r}")
+
+    def make_engine_settings(self) -> bytes:
+        """Return the messages that set the engine."""
+        names = ("quality_level", "time_scale", "target_frame_rate", "capture_frame_rate")
+        return make_engine_settings(self.width, self.height, **{name: getattr(self, name) for name in names})
+
+    def make_command(self, executable: Path, port: int, log: Path) -> list[str]:
+        """Return the command that starts a player."""
+        graphics = ["-nographics", "-batchmode"] if self.no_graphics else []
+        own = list(map(str, self.env_args))
+        logs = [] if "-logFile" in own else ["-logFile", str(log)]
+        return [str(executable), *graphics, "--mlagents-port", str(port), *logs, *own]
+
+
+def find_executable(env_id: str, platform: str = sys.platform) -> Path | None:
+    """Return the executable of `unity:PATH`, whose suffix may be left out; None for the editor. Raises `SettingError`: there is none."""
+    if env_id == EDITOR:
+        return None
+    path = Path(env_id.removeprefix(PREFIX)).absolute()
+    for suffix in SUFFIXES.get(platform, ("",)):
+        found = path.parent / (path.name + suffix)
+        if found.suffix == ".app" and found.is_dir():
+            return found / "Contents" / "MacOS" / found.stem
+        if found.is_file():
+            return found
+    programs = [each for each in path.glob("*.exe") if not each.name.startswith(CRASH_HANDLER)] if platform == "win32" else []
+    if len(programs) == 1:
+        return programs[0]
+    suffixes = SUFFIXES.get(platform, ())
+    names = {each.name.removesuffix(each.suffix if each.suffix in suffixes else "") for each in path.parent.glob("*")}
+    folder = Path(env_id.removeprefix(PREFIX)).parent
+    raise SettingError(f"env.id {env_id}: there is no executable{nearest(str(folder / path.name), {str(folder / name) for name in names})}")
