@@ -26,7 +26,7 @@ from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import Env, EnvConfig, EnvSource, as_config, single_env_config
-from lightning_rl.envs.make import describe_wrappers, make_copies
+from lightning_rl.envs.make import describe_wrappers, make_env, make_vmas, probe_spaces
 from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.errors import MAX_SEED, RunStoppedError, SettingError
 from lightning_rl.fields import Range, read_fields
@@ -443,9 +443,13 @@ def make_player(
             made = wrapper(made)
         return made
 
-    envs = [wrap(made) for made in make_copies(builder, num_envs)]
-    if isinstance(envs[0].unwrapped, AgentsEnv):
-        return AgentEpisodePlayer(envs, max_episode_steps or getattr(builder, "max_episode_steps", None), spaces, opponent)
+    copies = make_vmas(builder, num_envs) if num_envs > 1 and not wrappers else None
+    if copies is not None and not copies.are_independent():
+        copies = None
+    envs = [wrap(make_env(builder)) for _ in range(num_envs if copies is None else 0)]
+    if copies is not None or isinstance(envs[0].unwrapped, AgentsEnv):
+        longest = max_episode_steps or getattr(builder, "max_episode_steps", None)
+        return AgentEpisodePlayer(envs, longest, spaces or probe_spaces(builder), opponent, copies)
     if opponent is not None:
         raise SettingError("an opponent plays the other seats of a game: this environment has one agent, or a policy for each")
     return EpisodePlayer(envs, max_episode_steps, spaces is not None and spaces.masked)

@@ -1,6 +1,6 @@
 """Play whole episodes of environments of several agents with a fixed policy."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 
 import gymnasium as gym
@@ -9,17 +9,18 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
-from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.stepper import Opponent, points
-from lightning_rl.envs.agents.vmas import VmasGame
-from lightning_rl.envs.masks import make_masks
+from lightning_rl.data.opponents import draw_actions
+from lightning_rl.envs.agents.serial import SerialWorld
+from lightning_rl.envs.agents.stepper import Opponent, points, spread
+from lightning_rl.envs.agents.vmas import VmasCopies, VmasWorld
+from lightning_rl.envs.agents.world import Moves, Side, World
 from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import check_episode
 from lightning_rl.networks.acting import ActingPolicy, check_float32
 from lightning_rl.networks.normalization import eval_mode
-from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample
-from lightning_rl.types import Info, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
+from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample, without_hidden
+from lightning_rl.types import Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy
 
 
 class BehaviorPolicies:
@@ -33,7 +34,6 @@ class BehaviorPolicies:
 
     def __init__(self, sides: Mapping[str, Spaces], networks: Mapping[str, ActingPolicy], frozen: Collection[str] = ()) -> None:
         self.sides, self.networks, self.frozen = sides, networks, frozen
-        self.side_of = {agent: name for name, spaces in sides.items() for agent in spaces.agents}
 
     def modules(self) -> Iterator[nn.Module]:
         """Yield all modules of all networks."""
@@ -55,19 +55,25 @@ class AgentEpisodePlayer:
     plays the others. Observations of critics alone are left zero. The length of an episode counts all moves.
 
     Args:
-        envs: environments of several agents; the player closes them.
+        envs: environments of several agents, which the player closes; empty with `copies`.
         max_episode_steps: an episode of this length ends, counted as truncated.
-        spaces: spaces of the policy (default: those of the first environment).
+        spaces: spaces of the policy.
         opponent: plays the other seats; None: random legal moves.
+        copies: copies of a scenario of VMAS, which step in one call.
     """
 
     on_nan = "raise"
     """How to handle NaN and infinite values, see `nan_policy.py`."""
 
     def __init__(
-        self, envs: list[gym.Env], max_episode_steps: int | None, spaces: Spaces | None = None, opponent: Opponent | None = None
+        self,
+        envs: list[gym.Env],
+        max_episode_steps: int | None,
+        spaces: Spaces,
+        opponent: Opponent | None = None,
+        copies: VmasCopies | None = None,
     ) -> None:
-        self.envs, self.spaces, self.opponent = envs, spaces, opponent
+        self.envs, self.spaces, self.opponent, self.copies = envs, spaces, opponent, copies
         self.max_episode_steps = max_episode_steps or MAX_EPISODE_STEPS
         self.finished: list[Episode] = []
         """Episodes of the newest `play` that have ended so far."""
@@ -81,57 +87,36 @@ class AgentEpisodePlayer:
         deterministic: bool,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[Episode]:
-        """Play episodes with the seeds seed, seed + 1, …; environment i plays i, i + num_envs, …  The network's modes do not change.
+        """Play episodes with the seeds seed, seed + 1, …; copy e plays e, e + E, …  The network's modes do not change.
 
         `network`: a policy, or `BehaviorPolicies`. Raises `RunStoppedError`: `stop` returned True.
         """
-        if isinstance(network, BehaviorPolicies):
-            policies = network
-        else:
-            first = self.envs[0].unwrapped
-            assert isinstance(first, AgentsEnv)
-            if self.spaces is None:
-                self.envs[0].reset(seed=0)
-            policies = BehaviorPolicies({"": self.spaces or first.find_spaces()}, {"": network})
+        policies = network if isinstance(network, BehaviorPolicies) else BehaviorPolicies({"": self.spaces}, {"": network})
         check_float32(*policies.networks.values())
-        generator = Generator(next(network.parameters()).device).manual_seed(seed)
-        shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
-        players = [_EnvPlayer(env, share, self, policies, k) for k, (env, share) in enumerate(zip(self.envs, shares, strict=True)) if share]
         self.finished.clear()
-        if self.opponent is not None:
-            self.opponent.reset(seed)
-            self.opponent.begin(np.arange(len(players)), np.array([player.seat for player in players]))
+        match = _Match(self, policies, episodes, seed, deterministic)
         with eval_mode(network):
-            while players:
+            while match.goes_on():
                 if stop():
                     raise RunStoppedError
-                self._play_others([(player, agent) for player in players for agent in player.others()])
-                movers = [(player, agent) for player in players for agent in player.choose()]
-                for name, policy in policies.networks.items():
-                    of_behavior = [(player, agent) for player, agent in movers if policies.side_of[agent] == name]
-                    if of_behavior:
-                        move(of_behavior, policies.sides[name], policy, generator, deterministic)
-                for player in players:
-                    if isinstance(player.copy.env, VmasGame):  # all copies step in one call
-                        player.copy.env.choose(player.actions)
-                for player in players:
-                    self.finished += player.step()
-                players = [player for player in players if player.seeds]
-            return sorted(self.finished)
+                match.step()
+        return sorted(self.finished)
 
-    def _play_others(self, movers: Sequence[tuple["_EnvPlayer", str]]) -> None:
-        """Choose the actions of agents that the policy does not play, by the opponent or at random."""
-        if self.opponent is None:
-            for player, agent in movers:
-                player.actions[agent] = player.random_action(agent)
-        elif movers:
-            rows = np.array([player.number * len(player.agents) + player.agents.index(agent) for player, agent in movers])
-            start = np.array([agent not in player.moved for player, agent in movers])
-            obs, mask = tree_stack([player.seen[agent] for player, agent in movers])
-            actions = self.opponent.act(obs, mask, rows, start)
-            for k, (player, agent) in enumerate(movers):
-                player.actions[agent] = tree_index(actions, k)
-                player.moved.add(agent)
+    def make_world(self, sides: Mapping[str, Spaces]) -> World:
+        """Build the world of the environments. Its sides leave out what only critics observe."""
+        seen = {name: without_hidden(spaces, ()) for name, spaces in sides.items()}
+        world: World
+        if self.copies is not None:
+            world = VmasWorld(self.copies, seen, can_be_saved=False)
+        else:
+            world = SerialWorld(self.envs.__getitem__, len(self.envs), seen)
+        world.max_episode_steps = self.max_episode_steps
+        return world
+
+    def finish_recording(self, e: int) -> None:
+        """Let a wrapper of copy e save its video: the learners' episode is over, even if others play on."""
+        if self.envs and self.envs[e].has_wrapper_attr("finish_episode"):
+            self.envs[e].get_wrapper_attr("finish_episode")()
 
     def close(self) -> None:
         """Close the environments."""
@@ -139,133 +124,180 @@ class AgentEpisodePlayer:
             close_env(env)
 
 
-class _EnvPlayer:
-    """One environment and its running episode; `seeds` are the seeds still to play, the current one first."""
+class _Played:
+    """A side that is played, with the running episode of each copy.
 
-    def __init__(self, env: gym.Env, seeds: Sequence[int], player: AgentEpisodePlayer, policies: BehaviorPolicies, number: int) -> None:
-        self.env, self.seeds, self.player = env, list(seeds), player
-        assert isinstance(env.unwrapped, AgentsEnv)
-        self.copy = env.unwrapped
-        self.policies, self.agents, self.number = policies, self.copy.agents, number
-        one_learns = self.copy.takes_turns or any(spaces.one_learns for spaces in policies.sides.values())
-        teams = next(iter(policies.sides.values())).teams
-        self.teams: Sequence[Sequence[str]] = teams or ([[agent] for agent in self.agents] if one_learns else [self.agents])
-        """The policy plays one of these teams in an episode."""
-        self.masks = {name: make_masks(spaces, f"{{}} of {self.copy.name}") for name, spaces in policies.sides.items()}
-        self.initial = {name: tree_to_numpy(tree_index(each.initial_memory(1), 0)) for name, each in policies.networks.items()}
-        self.space = deepcopy(self.copy.env.action_space(self.agents[0]))
-        self.start()
+    Attributes:
+        returns: of each agent, `[E, A]`.  was_present: whether it was present in the episode, `[E, A]`.
+        learns: whether the policy plays the agent, `[E, A]`.
+        successes: those that agents reported, for each copy.
+    """
 
-    def start(self) -> None:
-        """Start the episode of the current seed."""
-        seed = self.seeds[0]
-        self.env.reset(seed=seed)
-        self.space.seed(seed)
-        self.length, self.returns = 0, dict.fromkeys(self.copy.present, 0.0)
-        self.seat = seed % len(self.teams)
-        self.learners = self.teams[self.seat]
-        sides, names = self.policies.sides, self.policies.side_of
-        self.memory: dict[str, Tree] = {agent: self.initial[name] for agent, name in names.items()}
-        self.before = {agent: own_part(sides[name], allocate(sides[name].observation)) for agent, name in names.items()}
-        """Last observation of each agent, to replace NaN and infinite values."""
-        self.moved: set[str] = set()
-        self.reports: list[float] = []
-        self.look()
+    def __init__(self, side: Side, spaces: Spaces, network: ActingPolicy, counts: bool) -> None:
+        self.side, self.spaces, self.network, self.counts = side, spaces, network, counts
+        shape = side.rows.shape
+        self.returns, self.was_present, self.learns = np.zeros(shape), np.zeros(shape, dtype=bool), np.ones(shape, dtype=bool)
+        self.successes: list[list[float]] = [[] for _ in side.rows]
+        self.memory = tree_to_numpy(network.initial_memory(side.num))
+        self.before = allocate(side.spaces.observation, side.num)
+        """The last observation of each row, to replace NaN and infinite values."""
 
-    def look(self) -> None:
-        """Read the observations of the agents that are to move."""
-        self.seen: dict[str, tuple[Tree, Tree]] = {}
-        self.actions: dict[str, Tree] = {}
-        for agent in self.copy.to_move:
-            obs, mask = self._read(agent, *self.copy.look(agent))
-            self.before[agent], _ = self._check(agent, obs, 0.0)
-            self.seen[agent] = self.before[agent], mask
+    def begin(self, e: int) -> None:
+        """Note that an episode begins in copy e."""
+        self.returns[e], self.was_present[e], self.successes[e] = 0.0, False, []
+        tree_map(lambda leaf: leaf.__setitem__(self.side.rows[e], 0), self.before)
 
-    def _read(self, agent: str, obs: Tree, info: Info, over: bool = False) -> tuple[Tree, Tree]:
-        """Return an agent's observation without its mask, and the mask."""
-        return self.masks[self.policies.side_of[agent]].one(obs, info, agent, over)
+    def act(self, rows: np.ndarray, generator: Generator, deterministic: bool) -> Tree:
+        """Return the policy's actions for K rows, `[K, ...]`."""
+        obs, mask = self.side.newest(rows)
+        if self.spaces.joint:
+            obs = {**allocate(self.spaces.observation, len(rows)), OWN: obs}
+        start = ~self.side.moved[rows]
+        actions, memory = draw_actions(self.network, obs, mask, tree_index(self.memory, rows), start, generator, deterministic)
+        tree_map(lambda kept, new: kept.__setitem__(rows, new), self.memory, memory)
+        return actions
 
-    def _check(self, agent: str, obs: Tree, reward: float) -> tuple[Tree, float]:
-        """Return an agent's observation and reward, with NaN and infinite values handled according to `on_nan`."""
-        where = f"of {agent} in evaluation, at step {self.length} of the episode with seed {self.seeds[0]}"
-        return check_episode(obs, reward, self.before[agent], where, self.player.on_nan)[:2]
 
-    def choose(self) -> list[str]:
-        """Return the agents that need an action of the policy."""
-        return [agent for agent in self.seen if agent in self.learners]
+class _Match:
+    """The episodes of one call of `AgentEpisodePlayer.play`."""
 
-    def others(self) -> list[str]:
-        """Return the agents that need an action of an opponent."""
-        return [agent for agent in self.seen if agent not in self.learners]
-
-    def random_action(self, agent: str) -> Tree:
-        """Draw a legal action."""
-        mask = self.seen[agent][1]
-        return legal_sample(self.space, mask) if len(mask) else self.space.sample()
-
-    def step(self) -> list[Episode]:
-        """Step once. Return the episode if this ended it."""
-        self.env.step(self.actions)
-        self.length += 1
-        copy, learners = self.copy, self.learners
-        for agent in copy.rewards:
-            _, reward = self._check(agent, self.before[agent], float(copy.rewards[agent]))
-            self.returns[agent] = self.returns.get(agent, 0.0) + reward
-        gone = not set(copy.last).isdisjoint(learners) and (set(copy.present) - set(copy.last)).isdisjoint(learners)
-        over = not copy.present or self.length >= self.player.max_episode_steps or gone
-        ended = {agent: (copy.last[agent], copy.last_info[agent]) for agent in copy.last}
-        if over:
-            ended |= {agent: copy.look(agent) for agent in copy.present if agent in learners}
-        for agent in self.moved.intersection(learners, ended):
-            obs, info = ended[agent]
-            self._check(agent, self._read(agent, obs, info, over=True)[0], 0.0)
-            if self.policies.side_of[agent] not in self.policies.frozen and (reported := success(info)) is not None:
-                self.reports.append(reported)
-        self.moved -= set(ended)  # an agent that returns has no memory
-        if not over:
-            self.look()
-            return []
-        if self.env.has_wrapper_attr("finish_episode"):
-            self.env.get_wrapper_attr("finish_episode")()
-        players = [agent for agent in self.returns if agent in learners]
-        parts = {
-            name: float(np.mean([self.returns.get(agent, 0.0) for agent in played]))
-            for name in self.policies.sides
-            if (played := [agent for agent in players if self.policies.side_of[agent] == name])
+    def __init__(self, player: AgentEpisodePlayer, policies: BehaviorPolicies, episodes: int, seed: int, deterministic: bool) -> None:
+        self.player, self.deterministic = player, deterministic
+        self.world = world = player.make_world(policies.sides)
+        self.generator = Generator(next(policies.parameters()).device).manual_seed(seed)
+        self.sides = {
+            name: _Played(world.sides[name], spaces, policies.networks[name], name not in policies.frozen)
+            for name, spaces in policies.sides.items()
         }
-        learned = [part for name, part in parts.items() if name not in self.policies.frozen]
+        self.seeds = [list(range(seed + e, seed + episodes, world.num_copies)) for e in range(world.num_copies)]
+        """The seeds that each copy still plays, the current one first."""
+        spaces = next(iter(policies.sides.values()))
+        agents = list(spaces.agents)
+        alone = [(agent,) for agent in agents] if spaces.one_learns else []
+        self.teams = [[*map(agents.index, team)] for team in spaces.teams or alone]
+        """The policy plays one of these teams in an episode, indices of agents; empty: it plays all agents."""
+        self.draws = [deepcopy(spaces.action) for _ in range(world.num_copies)]
+        """Spaces that draw the moves of others in each copy."""
+        if player.opponent is not None:
+            player.opponent.reset(seed)
+        self._begin(self._find_running())
+
+    def goes_on(self) -> bool:
+        """Return whether a copy still plays."""
+        return any(self.seeds)
+
+    def _find_running(self) -> np.ndarray:
+        return np.flatnonzero([len(seeds) > 0 for seeds in self.seeds])
+
+    def _begin(self, copies: np.ndarray) -> None:
+        """Begin the episodes of the current seeds of K copies, and look at all that run."""
+        for e in copies.tolist():
+            seed = self.seeds[e][0]
+            self.draws[e].seed(seed)
+            self.world.start(np.array([e]), seed)
+            for played in self.sides.values():
+                played.begin(e)
+                if self.teams:
+                    played.learns[e] = np.isin(range(len(played.side.agents)), self.teams[self._seat(e)])
+        if self.player.opponent is not None and len(copies):
+            self.player.opponent.begin(copies, np.array([self._seat(e) for e in copies]))
+        running = self._find_running()
+        self.world.look(running)
+        for played in self.sides.values():
+            rows = played.side.rows[running]
+            self._check_seen(played, rows[played.side.to_move[rows]])
+
+    def _seat(self, e: int) -> int:
+        """Return the number of the team that the policy plays in copy e."""
+        return self.seeds[e][0] % max(1, len(self.teams))
+
+    def step(self) -> None:
+        """Step the copies that run once, and begin the next episodes of those whose episodes are over."""
+        copies = self._find_running()
+        for played in self.sides.values():
+            played.was_present[copies] |= played.side.present[played.side.rows[copies]]
+        moves, over = self.world.step(copies, {name: self._choose(played, copies) for name, played in self.sides.items()})
+        ended, present = np.zeros(len(copies), dtype=bool), np.zeros(len(copies), dtype=bool)
+        for name, played in self.sides.items():
+            learns = played.learns[copies]
+            ended |= (moves[name].ended & learns).any(1)
+            present |= (moves[name].present & learns).any(1)
+            self._note(played, copies, moves[name])
+        over = copies[over | (ended & ~present)]
+        for e in over.tolist():
+            self.player.finish_recording(e)
+            self.player.finished.append(self._finish(e))
+        if self.goes_on():
+            self._begin(np.array([e for e in over if self.seeds[e]], dtype=np.int64))
+
+    def _choose(self, played: _Played, copies: np.ndarray) -> Tree:
+        """Return the actions of a side's rows, `[N, ...]`: those of its policy, and those of others."""
+        side, learns = played.side, played.learns[copies]
+        rows = side.rows[copies]
+        to_move = side.to_move[rows]
+        others, own = rows[to_move & ~learns], rows[to_move & learns]
+        parts = []
+        if len(others):
+            parts.append((others, self._play_others(side, others)))
+        if len(own):
+            parts.append((own, played.act(own, self.generator, self.deterministic)))
+        return spread(parts, side.num)
+
+    def _play_others(self, side: Side, rows: np.ndarray) -> Tree:
+        """Return actions of rows that the policy does not play, by the opponent or at random."""
+        obs, mask = side.newest(rows)
+        if self.player.opponent is not None:
+            return self.player.opponent.act(obs, mask, rows, ~side.moved[rows])
+        draws = [self.draws[e] for e in rows // len(side.agents)]
+        return tree_stack([legal_sample(draw, mask[k]) if len(mask) else draw.sample() for k, draw in enumerate(draws)])
+
+    def _note(self, played: _Played, copies: np.ndarray, moves: Moves) -> None:
+        """Add the rewards of a step, and check and read what ended in it."""
+        side, reward = played.side, moves.reward
+        if not is_finite(reward):
+            paid = zip(side.rows[copies].flat, reward.flat, strict=True)
+            reward = np.reshape([self._check(played, row, tree_index(played.before, row), each)[1] for row, each in paid], reward.shape)
+        played.returns[copies] += reward
+        played.was_present[copies] |= reward != 0  # also of an agent that came in this step
+        rows = side.rows[copies]
+        for row in rows[side.ended[rows] & played.learns[copies]].tolist():
+            self._check(played, row, tree_index(side.last_obs, row), 0.0)
+            if played.counts and (reported := success(side.last_info.get(row, {}))) is not None:
+                played.successes[row // len(side.agents)].append(reported)
+        side.forget()
+
+    def _check_seen(self, played: _Played, rows: np.ndarray) -> None:
+        """Handle NaN and infinite values in the newest observations of K rows according to `on_nan`."""
+        side = played.side
+        if not is_finite(tree_index(side.obs, rows)):
+            for row in rows.tolist():
+                obs, _ = self._check(played, row, tree_index(side.obs, row), 0.0)
+                tree_map(lambda leaf, value, row=row: leaf.__setitem__(row, value), side.obs, obs)
+        tree_map(lambda leaf, new: leaf.__setitem__(rows, new[rows]), played.before, side.obs)
+
+    def _check(self, played: _Played, row: int, obs: Tree, reward: float) -> tuple[Tree, float]:
+        """Return an agent's observation and reward, with NaN and infinite values handled according to `on_nan`."""
+        e, a = divmod(int(row), len(played.side.agents))
+        episode = f"at step {self.world.lengths[e]} of the episode with seed {self.seeds[e][0]}"
+        where = f"of {played.side.agents[a]} in evaluation, {episode}"
+        return check_episode(obs, float(reward), tree_index(played.before, row), where, self.player.on_nan)[:2]
+
+    def _finish(self, e: int) -> Episode:
+        """Return the finished episode of copy e."""
+        parts: dict[str, float] = {}
+        successes: list[float] = []
+        for name, played in self.sides.items():
+            if len(own := played.returns[e][played.was_present[e] & played.learns[e]]):
+                parts[name] = float(np.mean(own))
+            successes += played.successes[e]
+        learned = [part for name, part in parts.items() if self.sides[name].counts]
         mean = float(np.mean(learned)) if learned else 0.0  # no learning agent was present
-        succeeded = float(np.mean(self.reports)) if self.reports else None
-        several = parts if len(self.policies.sides) > 1 else {}
-        teams = [[self.returns[agent] for agent in team if agent in self.returns] for team in self.teams if team is not learners]
-        others = [float(np.mean(each)) for each in teams if each]
-        result = float(points(np.array([[mean, *others]]), np.array([0]))[0]) if others else None
-        episode = Episode(self.seeds.pop(0), mean, self.length, succeeded, several, result)
-        if self.seeds:
-            self.start()
-            if self.player.opponent is not None:
-                self.player.opponent.begin(np.array([self.number]), np.array([self.seat]))
-        return [episode]
-
-
-def own_part(spaces: Spaces, obs: Tree) -> Tree:
-    """Return the part of observations that policies read, if critics also observe other agents."""
-    return obs[OWN] if spaces.joint else obs
-
-
-def move(
-    movers: Sequence[tuple[_EnvPlayer, str]], spaces: Spaces, network: ActingPolicy, generator: Generator, deterministic: bool
-) -> None:
-    """Choose the actions of agents of one behavior."""
-    seen = [player.seen[agent] for player, agent in movers]
-    obs = allocate(spaces.observation, len(movers))
-    for row, (each, _) in enumerate(seen):
-        tree_map(lambda rows, leaf, row=row: rows.__setitem__(row, leaf), own_part(spaces, obs), each)
-    start = np.array([agent not in player.moved for player, agent in movers])
-    arrays = obs, tree_stack([player.memory[agent] for player, agent in movers]), start, tree_stack([mask for _, mask in seen])
-    obs, memory, starts, mask = tree_to_torch(arrays, generator.device)
-    action, memory = network.sample(obs, memory, starts, mask, deterministic=deterministic, generator=generator)
-    actions, memory = network.distribution.to_env(tree_to_numpy(action)), tree_to_numpy(memory)
-    for row, (player, agent) in enumerate(movers):
-        player.actions[agent], player.memory[agent] = tree_index(actions, row), tree_index(memory, row)
-        player.moved.add(agent)
+        several = parts if len(self.sides) > 1 else {}
+        result = None
+        if self.teams:
+            played, seat = next(iter(self.sides.values())), self._seat(e)
+            returns = [played.returns[e, team][played.was_present[e, team]] for k, team in enumerate(self.teams) if k != seat]
+            if others := [float(np.mean(team)) for team in returns if len(team)]:
+                result = float(points(np.array([[mean, *others]]), np.array([0]))[0])
+        succeeded = float(np.mean(successes)) if successes else None
+        return Episode(self.seeds[e].pop(0), mean, int(self.world.lengths[e]), succeeded, several, result)

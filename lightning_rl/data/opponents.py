@@ -95,10 +95,12 @@ class PolicyOpponent(AlwaysPlays):
         tree_map(np.copyto, self.memory, state["memory"])
 
 
-def draw_actions(network: ActingPolicy, obs: Tree, mask: Tree, memory: Tree, start: np.ndarray, generator: Generator) -> tuple[Tree, Tree]:
-    """Draw a policy's actions for K rows, in the environment's format, and return them and its new memory as arrays."""
+def draw_actions(
+    network: ActingPolicy, obs: Tree, mask: Tree, memory: Tree, start: np.ndarray, generator: Generator, deterministic: bool = False
+) -> tuple[Tree, Tree]:
+    """Draw a policy's actions for K rows, or take the most likely ones. Return them in the environment's format, and its new memory."""
     seen = tree_to_torch((obs, memory, start, mask), generator.device)
-    action, memory = network.sample(*seen, generator=generator)
+    action, memory = network.sample(*seen, deterministic=deterministic, generator=generator)
     return network.distribution.to_env(tree_to_numpy(action)), tree_to_numpy(memory)
 
 

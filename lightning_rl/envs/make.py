@@ -22,7 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from lightning_rl.dotted_paths import check_module
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
-from lightning_rl.envs.agents.vmas import Scenario, VmasCopies, VmasGame
+from lightning_rl.envs.agents.vmas import Scenario, VmasCopies
 from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
 from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, EnvSource, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
@@ -140,15 +140,6 @@ def make_vmas(env: EnvSource, num_copies: int) -> VmasCopies | None:
     if not isinstance(env, EnvConfig) or env.is_registered or not isinstance(scenario := find_builder(env.id), Scenario):
         return None
     return _build(env, partial(VmasCopies, scenario, num_copies, vmas_arguments(env)))
-
-
-def make_copies(config: EnvSource, num_copies: int) -> list[gym.Env]:
-    """Build environments to play episodes in: the copies of a VMAS scenario step in one call if they are independent."""
-    copies = make_vmas(config, num_copies) if num_copies > 1 else None
-    if copies is None or not copies.are_independent():
-        return [make_env(config) for _ in range(num_copies)]
-    mode = config.kwargs.get("render_mode") if isinstance(config, EnvConfig) else None
-    return [wrap_agents(VmasGame(copies, index, mode), copies.name, index) for index in range(num_copies)]
 
 
 def vmas_arguments(config: EnvConfig) -> dict[str, object]:

@@ -105,7 +105,10 @@ class Watched(InTurn):
     def __init__(self):
         super().__init__()
         self.moves = []
+
+    def reset(self, seed=None, options=None):
         Watched.last = self
+        return super().reset(seed, options)
 
     def pay(self, mover, action):
         self.moves.append(int(action))

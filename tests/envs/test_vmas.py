@@ -246,8 +246,8 @@ def test_a_policy_is_evaluated_and_loaded(tmp_path):
 )
 def test_an_evaluation_steps_all_copies_in_one_call_and_plays_what_single_copies_play(env_id, together, deterministic, monkeypatch):
     model = PPO({"id": env_id, "max_episode_steps": 15}, max_env_steps=64, n_steps=4, batch_size=8, net_arch=[8])
-    steps, step = [], VmasCopies.step_chosen
-    monkeypatch.setattr(VmasCopies, "step_chosen", lambda copies: steps.append(copies.env.num_envs) or step(copies))
+    steps, step = [], VmasCopies.step
+    monkeypatch.setattr(VmasCopies, "step", lambda copies, actions: steps.append(copies.env.num_envs) or step(copies, actions))
     found = play_episodes(model, 5, 3, num_envs=4, deterministic=deterministic)
     assert {*steps} == {4 if together else 1}
     monkeypatch.setattr(VmasCopies, "are_independent", lambda copies: False)
@@ -330,7 +330,8 @@ def test_a_landmark_that_an_agent_refers_to_is_restored():
         saved.reset(seed)
         restored.reset(9)
         restored.set_state(saved.get_state())
-        left, right = (copies.step(copies.chosen)[1] for copies in (saved, restored))
+        actions = [np.zeros((2, *space.shape), space.dtype) for space in saved.action_spaces]
+        left, right = (copies.step(actions)[1] for copies in (saved, restored))
         assert np.array_equal(left, right)
         paid.append(saved.env.world.landmarks.index(saved.env.agents[0].goal))
     assert {*paid} == {0, 1}

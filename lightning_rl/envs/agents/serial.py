@@ -50,8 +50,8 @@ class SerialWorld(World):
 
     def _start(self, copies: np.ndarray, seed: int | None) -> None:
         """Start episodes, with the seeds seed, seed + 1, …"""
-        for e in copies:
-            self.envs[e].reset(seed=None if seed is None else seed + int(e))
+        for k, e in enumerate(copies):
+            self.envs[e].reset(seed=None if seed is None else seed + k)
 
     def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
         stepped = [self.copies[e] for e in copies]

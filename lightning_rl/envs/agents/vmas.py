@@ -114,10 +114,6 @@ class VmasCopies:
         self.names: list[str] = [agent.name for agent in self.env.agents]
         self.observation_spaces = [as_gymnasium(space) for space in self.env.observation_space]
         self.action_spaces = [as_gymnasium(space) for space in self.env.action_space]
-        self.chosen = [np.zeros((num_copies, *(space.shape or ())), space.dtype) for space in self.action_spaces]
-        """Actions of the next step, for each agent `[E, ...]`, see `VmasGame.choose`."""
-        self.result: tuple[list[Tree], np.ndarray, np.ndarray, np.ndarray] | None = None
-        """Result of the step with these actions; None if it is still to come."""
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -139,11 +135,6 @@ class VmasCopies:
         with self._drawing():
             obs, reward, terminated, truncated, _ = self.env.step(taken)
         return as_arrays(obs), torch.stack(reward, 1).numpy(), terminated.numpy(), truncated.numpy() & ~terminated.numpy()
-
-    def step_chosen(self) -> tuple[list[Tree], np.ndarray, np.ndarray, np.ndarray]:
-        """Step with the chosen actions, unless that was done. Return the result."""
-        self.result = self.result or self.step(self.chosen)
-        return self.result
 
     def start(self, ended: np.ndarray, restorable: bool) -> list[Tree]:
         """Start an episode in some copies `[E]`. Return all observations.
@@ -172,11 +163,13 @@ class VmasCopies:
         self.set_state(after if only_rows else before)
         return only_rows
 
-    def start_with(self, copy: int, seed: int) -> None:
-        """Start an episode in a copy, from a seed of its own."""
+    def start_from(self, copies: np.ndarray, seed: int) -> list[Tree]:
+        """Start an episode in K copies, with the seeds seed, seed + 1, … Return all observations."""
         with self._drawing():
-            self.env.seed(seed % 2**32)
-            self.env.reset_at(copy, return_observations=False)
+            for k, e in enumerate(copies.tolist()):
+                self.env.seed((seed + k) % 2**32)
+                self.env.reset_at(e, return_observations=False)
+        return self.observe()
 
     def observe(self) -> list[Tree]:
         """Return the observations."""
@@ -190,12 +183,12 @@ class VmasCopies:
         """
         single, seen = VmasCopies(self.scenario, 1, self.kwargs), self.reset(0)
         for seed in range(1, 9):  # what is drawn for all copies may be the same by chance
-            self.start_with(0, seed)
-            pairs = zip(tree_leaves(tuple(single.reset(seed))), tree_leaves(tuple(self.observe())), tree_leaves(tuple(seen)), strict=True)
-            if not all(np.allclose(now[:1], alone, atol=1e-5) and np.array_equal(now[1:], before[1:]) for alone, now, before in pairs):
+            now = self.start_from(np.zeros(1, dtype=np.int64), seed)
+            pairs = zip(tree_leaves(tuple(single.reset(seed))), tree_leaves(tuple(now)), tree_leaves(tuple(seen)), strict=True)
+            if not all(np.allclose(new[:1], alone, atol=1e-5) and np.array_equal(new[1:], before[1:]) for alone, new, before in pairs):
                 return False
         drawn = self._read_draws()
-        self.step(self.chosen)
+        self.step([np.zeros((self.env.num_envs, *(space.shape or ())), space.dtype) for space in self.action_spaces])
         return self._read_draws() == drawn
 
     def _read_draws(self) -> tuple[object, ...]:
@@ -300,13 +293,10 @@ def as_gymnasium(space: Any) -> gym.Space:
 
 
 class VmasGame:
-    """One of several copies of a scenario as a PettingZoo `ParallelEnv`, for probing, evaluation and videos.
+    """A single copy of a scenario as a PettingZoo `ParallelEnv`, for probing, evaluation and videos."""
 
-    If there are several, `choose` must be called for each of them that plays on, and then `step`: the first call steps them all.
-    """
-
-    def __init__(self, copies: VmasCopies, index: int = 0, render_mode: str | None = None) -> None:
-        self.copies, self.index, self.render_mode = copies, index, render_mode
+    def __init__(self, copies: VmasCopies, render_mode: str | None = None) -> None:
+        self.copies, self.render_mode = copies, render_mode
         self.metadata = {"name": copies.name, "render_modes": ["rgb_array", "human"]}
         self.possible_agents, self.agents = copies.names, list(copies.names)
         self.get_state, self.set_state = copies.get_state, copies.set_state
@@ -319,45 +309,32 @@ class VmasGame:
 
     def reset(self, seed: int | None = None, options: Options = None) -> tuple[dict[str, Tree], dict[str, Info]]:
         self.agents = list(self.possible_agents)
-        if self.copies.env.num_envs == 1:
-            obs = self.copies.reset(seed)
-        else:
-            assert seed is not None
-            self.copies.start_with(self.index, seed)
-            obs = self.copies.observe()
-        return self._by_name(obs), {agent: {} for agent in self.agents}
-
-    def choose(self, actions: Mapping[str, Tree]) -> None:
-        """Note the actions of the next step."""
-        for rows, agent in zip(self.copies.chosen, self.possible_agents, strict=True):
-            rows[self.index] = actions[agent]
-        self.copies.result = None
+        return self._by_name(self.copies.reset(seed)), {agent: {} for agent in self.agents}
 
     def step(self, actions: Mapping[str, Tree]) -> StepByAgent:
-        if self.copies.env.num_envs == 1:
-            self.choose(actions)
-        obs, reward, terminated, truncated = self.copies.step_chosen()
-        if terminated[self.index] or truncated[self.index]:
+        spaces = zip(self.possible_agents, self.copies.action_spaces, strict=True)
+        obs, reward, terminated, truncated = self.copies.step([np.asarray(actions[agent], space.dtype)[None] for agent, space in spaces])
+        if terminated[0] or truncated[0]:
             self.agents = []
-        over, cut = (dict.fromkeys(self.possible_agents, bool(flag[self.index])) for flag in (terminated, truncated))
+        over, cut = (dict.fromkeys(self.possible_agents, bool(flag[0])) for flag in (terminated, truncated))
         infos: dict[str, Info] = {agent: {} for agent in self.possible_agents}
-        return self._by_name(obs), dict(zip(self.possible_agents, reward[self.index].tolist(), strict=True)), over, cut, infos
+        return self._by_name(obs), dict(zip(self.possible_agents, reward[0].tolist(), strict=True)), over, cut, infos
 
     def _by_name(self, obs: list[Tree]) -> dict[str, Tree]:
-        return {agent: tree_index(each, self.index) for agent, each in zip(self.possible_agents, obs, strict=True)}
+        return {agent: tree_index(each, 0) for agent, each in zip(self.possible_agents, obs, strict=True)}
 
     def state(self) -> np.ndarray:
         raise SettingError(f"{self.metadata['name']} has no state(); use critic_obs: all")
 
     def render(self) -> Tree:
-        return self.copies.env.render(mode=self.render_mode or "rgb_array", env_index=self.index)
+        return self.copies.env.render(mode=self.render_mode or "rgb_array", env_index=0)
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
 
 class VmasWorld(World):
-    """E copies of a scenario, which step in one call. The copies of a first reset start from one seed.
+    """E copies of a scenario, which step in one call, whichever are to step. The copies of a first reset start from one seed.
 
     Args:
         copies: E copies.
@@ -380,13 +357,15 @@ class VmasWorld(World):
     def _start(self, copies: np.ndarray, seed: int | None) -> None:
         if len(copies) == self.num_copies:
             self.seen = self.copies.reset(seed)
+        elif seed is not None:
+            self.seen = self.copies.start_from(copies, seed)
         else:
             self.seen = self.copies.start(np.isin(self.all, copies), self.can_be_saved)
 
     def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
-        assert len(copies) == self.num_copies, "VMAS steps all copies"
         chosen = {n: actions[name][a :: len(numbers)] for name, numbers in self.numbers.items() for a, n in enumerate(numbers)}
-        self.seen, reward, terminated, truncated = self.copies.step([chosen[n] for n in range(len(chosen))])
+        self.seen, *results = self.copies.step([chosen[n] for n in range(len(chosen))])
+        reward, terminated, truncated = (each[copies] for each in results)
         moves, over = {}, terminated | truncated
         for name, numbers in self.numbers.items():
             ended, by_itself = (np.repeat(flag[:, None], len(numbers), 1) for flag in (over, terminated))
