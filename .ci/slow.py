@@ -137,7 +137,7 @@ def main() -> int:
         results = run(shares[number], arguments.processes)
         return int(any(row["failed"] != "0" for row in results.values()) or not results)
     rows = {test: row for test, row in rows.items() if test in tests}
-    for test in sorted(tests, key=lambda test: (seconds[test], test)):
+    for test in sorted(tests, key=lambda test: (test in rows, seconds[test], test)):  # those that never ran come first
         if test not in rows or rows[test]["commit"] != commit():
             rows |= run([test], arguments.processes)
             write_rows(rows)
