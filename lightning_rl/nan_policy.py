@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.checkpoints.atomic import stage
+from lightning_rl.checkpoints.validation import COUNT, FLAG, Rules
 from lightning_rl.distributed import of_all_ranks, own_rank
 from lightning_rl.errors import NotFiniteError
 from lightning_rl.types import MAX_FLOAT32, EnvStep, State, Tree, is_finite, tree_map
@@ -98,6 +99,13 @@ class Guard:
         folder: where to save the first bad batch, as `bad_batch.pt`; None: do not save it.
         ranks: number of processes, which must make the same decision.
     """
+
+    state_rules: ClassVar[Rules] = {
+        "bad_updates/*": COUNT,
+        "replaced|skipped|restored|bad_steps|bad_iterations": COUNT,
+        "is_bad_iteration": FLAG,
+    }
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, on_nan: str = "raise", folder: Path | None = None, ranks: int = 1) -> None:
         self.on_nan, self.folder, self.ranks = on_nan, folder, ranks

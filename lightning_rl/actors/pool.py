@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from lightning_rl.actors.actor import Lessons, from_plain
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
+from lightning_rl.checkpoints.validation import GENERATOR, Rules
 from lightning_rl.data.collector import INTERRUPTED, Stepped, add_values, join
 from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.errors import RunStoppedError
@@ -34,6 +35,9 @@ class ActorPool:
         n_steps, num_envs: T, the steps of each rollout, and the number of environments of each actor.
         precision: context in which the network computes, the same as in its losses.
     """
+
+    state_rules: ClassVar[Rules] = {"actors?/[]/generator": GENERATOR}
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -18,7 +18,7 @@ from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, may_be_absent, metric_of
 from lightning_rl.checkpoints.files import shown
-from lightning_rl.checkpoints.kinds import are_optimizer_states, is_finite
+from lightning_rl.checkpoints.validation import MEASURE, Rules, are_optimizer_states, is_finite
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, UnsavedError
@@ -86,6 +86,9 @@ class BestModel(Checkpoint):
         folder: where to save; default: `checkpoints` in the run's folder.
         monitor, mode: as in `CheckpointConfig`.
     """
+
+    state_rules: ClassVar[Rules] = {"best": MEASURE}
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, folder: Path | None = None, monitor: str = "eval/mean_reward", mode: Literal["max", "min"] | None = None) -> None:
         config = CheckpointConfig(monitor=monitor, mode=mode)

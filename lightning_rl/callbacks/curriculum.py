@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import pytorch_lightning as pl
@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 from lightning_rl.callbacks.evaluation import RolloutEvaluator, Wrapper
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
+from lightning_rl.checkpoints.validation import COUNT, NUMBER, Rules
 from lightning_rl.data.episodes import Finished
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig, EnvSource
@@ -40,6 +41,14 @@ class Curriculum(pl.Callback):
     Args:
         parameters: as in `env.parameters`.
     """
+
+    state_rules: ClassVar[Rules] = {
+        "lessons/*": COUNT,
+        "smoothed/*": NUMBER,
+        "windows/*/[]": NUMBER,
+        "unreported?": COUNT.or_null(),
+    }
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     optional_metrics = ("eval/mean_reward_lesson",)
 

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +19,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import StopOnEvaluation, any_rank_must_stop, check_monitors, is_monitored, must_stop
+from lightning_rl.checkpoints.validation import MEASURE, Rules
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
 from lightning_rl.data.opponents import Script, explain_unsaved, find_exploitability, name_opponent
@@ -93,6 +94,9 @@ class RolloutEvaluator(pl.Callback):
         every_n_env_steps, episodes, seed, num_envs, deterministic, max_episode_steps, every_n_updates, opponent, max_share: as in
             `EvaluationConfig`.
     """
+
+    state_rules: ClassVar[Rules] = {"evaluated_at": MEASURE}
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(
         self,

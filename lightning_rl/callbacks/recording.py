@@ -6,7 +6,7 @@ import struct
 import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import pytorch_lightning as pl
@@ -18,6 +18,7 @@ from lightning_rl.callbacks.evaluation import MultiEvaluator, RolloutEvaluator, 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import is_least_best, metric_of, must_stop
 from lightning_rl.checkpoints.atomic import write_bytes
+from lightning_rl.checkpoints.validation import MEASURE, Rules
 from lightning_rl.data.episodes import longest_episode
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, interleave_episodes, save_demonstrations
@@ -131,6 +132,9 @@ class RecordDemonstrations(pl.Callback):
         force: replace a dataset with that id that another run has saved.
         monitor: the evaluation metric; a lower loss or exploitability is better, of other metrics a higher value.
     """
+
+    state_rules: ClassVar[Rules] = {"best": MEASURE}
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, dataset: str, force: bool = False, monitor: str = "eval/mean_reward") -> None:
         self.dataset, self.force, self.monitor = dataset_id(dataset), force, monitor

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, ClassVar, SupportsFloat
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 
 from lightning_rl.callbacks.protocols import AlgorithmRun
-from lightning_rl.checkpoints.kinds import are_scores
+from lightning_rl.checkpoints.validation import COUNT, GAMES, RATING, RATINGS, SCORES, SNAPSHOTS, TEXT, Rules, are_scores
 from lightning_rl.data.episodes import win_rate
 from lightning_rl.data.opponents import explain_unsaved
 from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots, SnapshotStore, as_game
@@ -58,6 +58,20 @@ class SelfPlay(pl.Callback):
         snapshots: snapshots of the learning policy.
         behavior: name of the behavior, if several take turns.
     """
+
+    state_rules: ClassVar[Rules] = {
+        "elo": RATING,
+        "elos": RATINGS,
+        "scores": SCORES,
+        "games": GAMES,
+        "opponents?/[]": TEXT,
+        "taken_at|taken": COUNT,
+        "snapshots": SNAPSHOTS,
+        "snapshot_files?/[]/name|sha256": TEXT,
+        "snapshot_files?/[]/size": COUNT,
+        "snapshot_files?/[]/numbers/[]": COUNT,
+    }
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, config: SelfPlayConfig, snapshots: Snapshots, behavior: str = "") -> None:
         self.config, self.snapshots, self.behavior = config, snapshots, behavior

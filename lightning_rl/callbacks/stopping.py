@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pytorch_lightning as pl
 
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.checkpoints.validation import MEASURE, Rules
 from lightning_rl.errors import SettingError, check_range, nearest, short_number
 from lightning_rl.types import State
 
@@ -26,6 +27,9 @@ class StopOnEvaluation(pl.Callback):
         patience: stop after this many evaluations in a row that do not beat the previous best (a tie does not beat it); None never stops.
         monitor: the evaluation metric; higher is better.
     """
+
+    state_rules: ClassVar[Rules] = {"best": MEASURE, "since_best": MEASURE}
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, stop_at: float | None = None, patience: int | None = None, monitor: str = "eval/mean_reward") -> None:
         if stop_at is not None:

@@ -1,61 +1,170 @@
 """Validate a checkpoint before it is used: it may come from others, and torch's kernels and Lightning's loops would trust its data.
 
-`CONTENT` lists the places of every checkpoint, and `RUN` those of a run that can be resumed, with the kind of value allowed in each.
+A kind is what is allowed in one place, and rules name the kind for each place of a tree. `CONTENT` are those of every checkpoint. Classes
+that save a state have their own, `state_rules`, which `training/resuming.py` puts together.
 """
 
+import math
+import random
+import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer, RMSprop
 
-from lightning_rl.checkpoints.archive import Checkpoint
+from lightning_rl.checkpoints.archive import mappings
 from lightning_rl.checkpoints.files import shown
-from lightning_rl.checkpoints.kinds import (
-    ANYTHING,
-    COUNT,
-    FLAG,
-    FLAGS,
-    FLOATS,
-    GAMES,
-    GENERATOR,
-    INTEGERS,
-    LIGHTNING,
-    LIST,
-    MAPPING,
-    MATRICES,
-    MEASURE,
-    NUMBER,
-    POSITIVE,
-    PROGRESS,
-    RATING,
-    RATINGS,
-    ROWS,
-    SAMPLER,
-    SCORES,
-    SETTINGS,
-    SNAPSHOTS,
-    TEXT,
-    WEIGHT,
-    Kind,
-    are_optimizer_states,
-    are_spaces,
-    is_number,
-    is_numpy_generator,
-    is_python_generator,
-)
 from lightning_rl.errors import SettingError
 from lightning_rl.types import State
 
 FORMAT_VERSION = 2
+MAX_COUNT = 1 << 53  # float64 represents all integers up to this one
+MAX_OBSERVATION = 1 << 26  # numbers in an observation
+MAX_RATING = 1e9
+TWISTER_WORDS = 624  # in the state of a Mersenne twister
+TRACKER = {"ready", "started", "processed", "completed"}  # Lightning's loops set whatever attributes they find in one
 MOMENTS = ("exp_avg", "grad_avg", "momentum_buffer", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
 """State of torch's optimizers that has the layout of its parameter; squares are >= 0. A step reads `REQUIRED_STATE` without checking."""
 REQUIRED_STATE = ((Adam, ("step", "exp_avg", "exp_avg_sq")), (RMSprop, ("step", "square_avg")))
 
+
+class Kind(NamedTuple):
+    """A kind of value that is allowed in a place: its name for error messages, and a check, which may also fail by raising."""
+
+    name: str
+    allows: Callable[[Any], bool]
+
+    def or_null(self) -> Self:
+        return type(self)(f"{self.name} or null", lambda value: value is None or self.allows(value))
+
+
+def is_count(value: object, bound: int = MAX_COUNT) -> bool:
+    """Return whether a value is an integer in 0 … bound - 1."""
+    return type(value) is int and 0 <= value < bound
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a string."""
+    return isinstance(value, str)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= 1e308
+
+
+def is_finite(value: Tensor) -> bool:
+    """Return whether a tensor holds no NaN and no infinity."""
+    return not (value.is_floating_point() or value.is_complex()) or bool(torch.isfinite(value).all())
+
+
+def _is_vector(value: Tensor, dtype: torch.dtype) -> bool:
+    return (value.dtype, value.dim(), value.layout) == (dtype, 1, torch.strided) and is_finite(value)
+
+
+def are_spaces(spaces: object) -> bool:
+    """Return whether these are two spaces as plain data, of reasonable size."""
+    shapes = [space.get("shape", space.get("n")) for space in mappings(spaces)]
+    sizes = [shape if isinstance(shape, list | tuple) else [1] for shape in shapes]
+    is_pair = isinstance(spaces, list | tuple) and len(spaces) == 2
+    return is_pair and all(all(map(is_count, shape)) and math.prod(shape) <= MAX_OBSERVATION for shape in sizes)
+
+
+def are_optimizer_states(states: dict[Any, dict[str, object]]) -> bool:
+    """Return whether these are finite optimizer states of parameters, by the parameters' numbers."""
+    tensors = [value for state in dict.values(states) for value in dict.values(state) if isinstance(value, Tensor)]
+    return all(tensor.layout is torch.strided and is_finite(tensor) for tensor in tensors)
+
+
+def is_python_generator(state: tuple[int, Sequence[int], float | None]) -> bool:
+    """Return whether this is a state of `random`."""
+    version, words, gauss = state
+    random.Random().setstate((version, tuple(words), gauss))  # raises if it is invalid
+    return version == 3 and (gauss is None or is_number(gauss))
+
+
+def is_numpy_generator(state: tuple[str, Tensor, int, *tuple[object, ...]]) -> bool:
+    """Return whether this is a state of `numpy.random`."""
+    name, words, position, *gauss = state  # numpy does not check the position
+    fits = _is_vector(words, torch.uint32) and len(words) == TWISTER_WORDS and is_count(position, TWISTER_WORDS + 1)
+    return fits and name == "MT19937" and len(gauss) in (0, 2) and all(map(is_number, gauss))
+
+
+def _is_rating(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= MAX_RATING
+
+
+def are_scores(scores: object) -> bool:
+    """Return whether these are rows of two players, their number of games, and the points of the first, in a matrix for each behavior.
+
+    In older checkpoints it is a list of rows that may end with the behavior's name.
+    """
+    if isinstance(scores, dict):
+        return all(is_text(name) and _is_matrix_of_scores(rows) for name, rows in dict.items(scores))
+    return isinstance(scores, list) and all(
+        type(one) is type(two) is int and is_count(games) and 0 <= points <= games and len(name) <= 1 and all(map(is_text, name))
+        for one, two, games, points, *name in scores
+    )
+
+
+def _is_matrix_of_scores(rows: Tensor) -> bool:
+    if (rows.dtype, rows.shape[1:], rows.layout) != (torch.float64, (4,), torch.strided) or not is_finite(rows):
+        return False
+    *_, games, points = rows.T
+    return bool((rows[:, :3] % 1 == 0).all() and (points >= 0).all() and (points <= games).all())
+
+
+def _are_games(games: object) -> bool:
+    """Return whether these are rows of a player, a result, and two optional names."""
+    return isinstance(games, list) and all(
+        type(player) is int and is_number(result) and 0 <= result <= 1 and len(names) <= 2 and all(map(is_text, names))
+        for player, result, *names in games
+    )
+
+
+def are_snapshots(snapshots: dict[int, dict[str, object]]) -> bool:
+    """Return whether these are dense weights of policies, by number."""
+    weights = [value for each in dict.values(snapshots) for value in dict.values(each)]
+    tensors = [value for value in weights if isinstance(value, Tensor)]
+    return all(map(is_count, snapshots)) and len(tensors) == len(weights) and all(value.layout is torch.strided for value in tensors)
+
+
+ANYTHING = Kind("anything", lambda value: True)
+COUNT = Kind("an integer >= 0", is_count)
+POSITIVE = Kind("an integer >= 1", lambda value: is_count(value) and value > 0)
+NUMBER = Kind("a finite number", is_number)
+MEASURE = Kind("a number", lambda value: type(value) in (int, float) and value < MAX_COUNT)  # minus infinity before the first one
+FLAG = Kind("true or false", lambda value: type(value) is bool)
+SAMPLER = Kind("a number or a mapping", lambda value: is_number(value) or isinstance(value, dict))
+TEXT = Kind("a string", is_text)
+LIST = Kind("a list", lambda value: isinstance(value, list))
+MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
+SETTINGS = Kind("a mapping of settings", lambda value: isinstance(value, dict) and not any(str(key).startswith("_") for key in value))
+WEIGHT = Kind("a dense tensor", lambda value: value.layout is torch.strided)
+ROWS = Kind("row numbers", lambda value: _is_vector(value, torch.int64) and bool((value >= 0).all()))
+FLAGS, INTEGERS, FLOATS, GENERATOR = (
+    Kind(f"a vector of {str(dtype)[6:]}", partial(_is_vector, dtype=dtype))
+    for dtype in (torch.bool, torch.int64, torch.float64, torch.uint8)
+)
+MATRICES = Kind(
+    "matrices of float32", lambda value: (value.dtype, value.dim(), value.layout) == (torch.float32, 3, torch.strided) and is_finite(value)
+)
+RATING = Kind("a rating", _is_rating)
+RATINGS = Kind("ratings of players", lambda value: all(type(player) is int and _is_rating(each) for player, each in dict.items(value)))
+SCORES = Kind("scores of players", are_scores)
+GAMES = Kind("results of games", _are_games)
+SNAPSHOTS = Kind("weights of snapshots", are_snapshots)
+LIGHTNING = Kind("a version of Lightning >= 2", lambda value: bool(re.fullmatch(r"[2-9]\.\d+(\.\w+)*(\+[\w.]+)?", value)))
+PROGRESS = Kind("Lightning's counts", lambda value: value.keys() <= TRACKER and all(map(is_count, value.values())))
+
+# ---------------------------------------------------------------- rules
 
 Rules = Mapping[str, Kind]
 """Paths, and the kind of value allowed at each. `[]` stands for all items of a list, a name with `*` for all matching names of a mapping,
@@ -66,166 +175,6 @@ null is not checked further."""
 def below(place: str, rules: Rules) -> Rules:
     """Return rules for the places below another place."""
     return {f"{place}/{path}": kind for path, kind in rules.items()}
-
-
-CONTENT: Rules = {
-    "lightning_rl/format_version?": POSITIVE,
-    "lightning_rl/algorithm": TEXT,
-    "lightning_rl/env_steps|updates|episodes": COUNT,
-    "lightning_rl/spaces": Kind("two spaces of usual shapes", are_spaces),
-    "lightning_rl/masked?|in_turn?": FLAG,
-    "lightning_rl/agents?/[]": TEXT,
-    "lightning_rl/joint?": TEXT,
-    "lightning_rl/parameters?/*": SAMPLER,
-    "lightning_rl/attributes?/*": MAPPING,
-    "lightning_rl/changes?/[]": TEXT,
-    "lightning_rl/behaviors?": MAPPING,
-    "lightning_rl/behaviors?/*/env_steps|updates|episodes": COUNT,
-    "lightning_rl/behaviors?/*/spaces": Kind("two spaces of usual shapes", are_spaces),
-    "lightning_rl/behaviors?/*/masked": FLAG,
-    "lightning_rl/behaviors?/*/agents/[]": TEXT,
-    "state_dict/*": WEIGHT,
-    "hyper_parameters": SETTINGS,
-}
-"""What every checkpoint contains."""
-OPTIMIZER: Rules = {
-    "param_groups": Kind("a list of groups", lambda value: len(value) > 0),
-    "param_groups/[]/params/[]": COUNT,
-    "state": Kind("a mapping of finite states", are_optimizer_states),
-}
-OPPONENT: Rules = {
-    "generator": GENERATOR,
-    "playing?": INTEGERS,
-    "draws?": MAPPING,
-    "fixed?": LIST,
-    "finished?": GAMES,
-    "retired?": SNAPSHOTS,
-}
-"""State of the players in the seats that do not learn: only the newest policy, or also others."""
-DATA: Rules = {
-    "learning_starts?": NUMBER.or_null(),
-    "random_until?|phases?": NUMBER,
-    "rows?": ROWS.or_null(),
-    "replay?": MAPPING.or_null(),
-    "sampling?": MAPPING,
-    "collector/env_steps|rows": COUNT,
-    "collector/generator?": GENERATOR,
-    "collector/actors?/[]/generator": GENERATOR,
-    "collector/statistics/episodes": COUNT,
-    "collector/statistics/running_return": FLOATS,
-    "collector/statistics/running_length": INTEGERS,
-    "collector/statistics/returns|lengths|successes/[]": NUMBER,
-    "collector/statistics/reports_success?": FLAG.or_null(),
-    "collector/statistics/parameters?": MAPPING,
-    "collector/statistics/parameters?/*/[]": NUMBER,
-    "collector/episodes?/obs|memory": ANYTHING,
-    "collector/episodes?/envs": MAPPING,
-    "collector/episodes?/start": FLAGS,
-    "collector/episodes?/begin_anew?": FLAG,
-    "collector/episodes?/exploration?/steps": COUNT,
-    "collector/episodes?/exploration?/draws/[]": MATRICES,
-    "collector/episodes?/envs/opponent?": MAPPING,
-    **below("collector/episodes?/envs/opponent?", OPPONENT),
-}
-"""State of an algorithm's experience."""
-GUARD: Rules = {
-    "bad_updates/*": COUNT,
-    "replaced|skipped|restored|bad_steps|bad_iterations": COUNT,
-    "is_bad_iteration": FLAG,
-}
-LEARNER: Rules = {
-    **below("guard", GUARD),
-    "beside/[]": MAPPING,
-    "learning|noise": GENERATOR,
-}
-RANK: Rules = {
-    "num_envs": POSITIVE,
-    "log/logged_env_steps": COUNT,
-    "log/elapsed": NUMBER,
-    "random/torch": GENERATOR,
-    "random/cuda/[]": GENERATOR,
-    "random/python": Kind("a state of random", is_python_generator),
-    "random/numpy": Kind("a state of numpy.random", is_numpy_generator),
-}
-
-ALONE = {**RANK, **below("data", DATA), **LEARNER}
-"""State of a single algorithm on a rank."""
-OPEN_ITERATION: Rules = {
-    "generator": GENERATOR,
-    "actions/[]/action|memory": ANYTHING,
-    "steps/[]/obs|final_obs|mask|final_mask": ANYTHING,
-    "steps/[]/reward": FLOATS,
-    "steps/[]/terminated|truncated|valid|episode_start": FLAGS,
-    "steps/[]/ended": ROWS,
-    "steps/[]/info": MAPPING,
-}
-"""The steps of an iteration that was incomplete when it was saved."""
-WORLD: Rules = {
-    "num_copies": POSITIVE,
-    "settings": TEXT,
-    "lengths": INTEGERS,
-    "states": LIST.or_null(),
-    "sides/*/obs|mask": ANYTHING,
-    "sides/*/present": FLAGS,
-}
-"""Copies of a multi-agent environment."""
-SHARED = {
-    **RANK,
-    **below("data/behaviors/*", DATA),
-    "data/behaviors/*/collector/open_iteration": MAPPING.or_null(),
-    **below("data/behaviors/*/collector/open_iteration?", OPEN_ITERATION),
-    **below("data/collector/world", WORLD),
-    "data/turns?/learner": TEXT,
-    "data/turns?/began_at": COUNT,
-    "data/turns?/begins": FLAG,
-    "data/turns?/returns/*": FLOATS,
-    "data/turns?/start/*": FLAGS,
-    **below("data/turns?/opponents/*", OPPONENT),
-    "data/collector/steps": COUNT,
-    "data/collector/begin_anew?": FLAG,
-    **below("behaviors/*", LEARNER),
-    **below("frozen/*/guard", GUARD),
-    "behaviors/*/began_at": COUNT,
-    "behaviors/*/progress": NUMBER,
-    "newest/*/*": Kind("a number", lambda value: isinstance(value, float | int)),
-}
-"""State of several behaviors on a rank."""
-PAST_SELVES: Rules = {
-    "elo": RATING,
-    "elos": RATINGS,
-    "scores": SCORES,
-    "games": GAMES,
-    "opponents?/[]": TEXT,
-    "taken_at|taken": COUNT,
-    "snapshots": SNAPSHOTS,
-    "snapshot_files?/[]/name|sha256": TEXT,
-    "snapshot_files?/[]/size": COUNT,
-    "snapshot_files?/[]/numbers/[]": COUNT,
-}
-"""State of the callback `SelfPlay`, whose key ends with the name of a behavior if there are several."""
-RUN: Rules = {
-    "pytorch-lightning_version": LIGHTNING,
-    "epoch?|global_step?": COUNT,
-    "lr_schedulers": LIST,
-    **{f"optimizer_states/[]/{path}": kind for path, kind in OPTIMIZER.items()},
-    "loops?/fit_loop/*/_batches_that_stepped?": COUNT,
-    "loops?/fit_loop/*epoch_progress|*batch_progress|*scheduler_progress|*step_progress/total|current": PROGRESS,
-    "loops?/fit_loop/*optim_progress/optimizer/step|zero_grad/total|current": PROGRESS,
-    "loops?/fit_loop/*batch_progress/is_last_batch": FLAG,
-    "callbacks?": MAPPING,
-    "callbacks?/*/reports_success?": FLAG,
-    "callbacks?/BestModel?|RecordDemonstrations?|StopOnEvaluation?/best": MEASURE,
-    "callbacks?/MultiEvaluator?|RolloutEvaluator?/evaluated_at": MEASURE,
-    "callbacks?/*/played?|last_played?": COUNT,
-    "callbacks?/StopOnEvaluation?/since_best": MEASURE,
-    "callbacks?/Curriculum?/lessons/*": COUNT,
-    "callbacks?/Curriculum?/smoothed/*": NUMBER,
-    "callbacks?/Curriculum?/windows/*/[]": NUMBER,
-    "callbacks?/Curriculum?/unreported?": COUNT.or_null(),
-    **below("callbacks?/SelfPlay?|SelfPlay[!0-9A-Z_a-z]*", PAST_SELVES),
-    "lightning_rl/ranks?": LIST,
-}
-"""What a run that can be resumed contains in addition."""
 
 
 def first_error(tree: object, rules: Rules) -> str | None:
@@ -257,6 +206,47 @@ def _errors(value: object, path: Sequence[str], kind: Kind, place: str) -> Itera
         yield from _errors(child, path[1:], kind, f"{place}/{key}".removeprefix("/"))
 
 
+# ---------------------------------------------------------------- files
+
+CONTENT: Rules = {
+    "lightning_rl/format_version?": POSITIVE,
+    "lightning_rl/algorithm": TEXT,
+    "lightning_rl/env_steps|updates|episodes": COUNT,
+    "lightning_rl/spaces": Kind("two spaces of usual shapes", are_spaces),
+    "lightning_rl/masked?|in_turn?": FLAG,
+    "lightning_rl/agents?/[]": TEXT,
+    "lightning_rl/joint?": TEXT,
+    "lightning_rl/parameters?/*": SAMPLER,
+    "lightning_rl/attributes?/*": MAPPING,
+    "lightning_rl/changes?/[]": TEXT,
+    "lightning_rl/behaviors?": MAPPING,
+    "lightning_rl/behaviors?/*/env_steps|updates|episodes": COUNT,
+    "lightning_rl/behaviors?/*/spaces": Kind("two spaces of usual shapes", are_spaces),
+    "lightning_rl/behaviors?/*/masked": FLAG,
+    "lightning_rl/behaviors?/*/agents/[]": TEXT,
+    "state_dict/*": WEIGHT,
+    "hyper_parameters": SETTINGS,
+}
+"""What every checkpoint contains."""
+OPTIMIZER: Rules = {
+    "param_groups": Kind("a list of groups", lambda value: len(value) > 0),
+    "param_groups/[]/params/[]": COUNT,
+    "state": Kind("a mapping of finite states", are_optimizer_states),
+}
+
+LIGHTNING_RULES: Rules = {
+    "pytorch-lightning_version": LIGHTNING,
+    "epoch?|global_step?": COUNT,
+    "lr_schedulers": LIST,
+    **{f"optimizer_states/[]/{path}": kind for path, kind in OPTIMIZER.items()},
+    "loops?/fit_loop/*/_batches_that_stepped?": COUNT,
+    "loops?/fit_loop/*epoch_progress|*batch_progress|*scheduler_progress|*step_progress/total|current": PROGRESS,
+    "loops?/fit_loop/*optim_progress/optimizer/step|zero_grad/total|current": PROGRESS,
+    "loops?/fit_loop/*batch_progress/is_last_batch": FLAG,
+}
+"""What Lightning saves of a run."""
+
+
 def check_content(checkpoint: object, path: str | Path) -> None:
     """Raise `SettingError` unless a file contains a checkpoint of this package, in a format that this version reads."""
     match checkpoint:
@@ -266,88 +256,16 @@ def check_content(checkpoint: object, path: str | Path) -> None:
         raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: {error}")
 
 
-def check_run(
-    checkpoint: Checkpoint, path: str | Path, optimizers: Sequence[Optimizer] | None = None, behaviors: Sequence[str] = ()
-) -> None:
-    """Raise `SettingError` unless a run can resume from a checkpoint that `check_content` accepts.
-
-    `optimizers`: those of the run, if they are known.  `behaviors`: the names of those that learn in the run, if it has several.
-    """
-    names = set(checkpoint["lightning_rl"].get("behaviors", ()))
-    if names != set(behaviors):
-        theirs, ours = (", ".join(map(str, each)) or "none" for each in (names, behaviors))
-        found = f"its behaviors are {theirs}, and those of the run {ours}"
-        raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {found}")
-    rules = {**RUN, **below("lightning_rl/ranks?/[]", SHARED if behaviors else ALONE)}
-    if error := first_error(checkpoint, rules) or next(_contradictions(checkpoint, optimizers), None):
-        raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {error}")
-
-
-def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | None) -> Iterator[str]:
-    """Yield what is inconsistent in a checkpoint whose values are all allowed."""
-    states = checkpoint["optimizer_states"]
-    if optimizers is not None and len(states) != len(optimizers):
-        yield f"it has {len(states)} optimizers, the model has {len(optimizers)}"
-    for number, optimizer in enumerate(optimizers or ()):
-        yield from (f"optimizer {number}: {error}" for error in _optimizer_differences(states[number], optimizer))
-    run = checkpoint["lightning_rl"]
-    ranks, behaviors = run.get("ranks", []), run.get("behaviors", {})
-    if not behaviors:
-        yield from _count_differences(run, [(rank["num_envs"], rank["data"]["collector"]) for rank in ranks])
-    for number, rank in enumerate(ranks if behaviors else ()):
-        yield from (f"rank {number}: {error}" for error in _world_differences(rank, behaviors))
-    for name, own in behaviors.items():
-        rows = [(rank["num_envs"] * len(own["agents"]), rank["data"]["behaviors"][name]["collector"]) for rank in ranks]
-        yield from (f"behavior {name}: {error}" for error in _count_differences(own, rows))
-    for name, state in checkpoint.get("callbacks", {}).items():
-        if name.partition("{")[0] == "Curriculum" and not state["lessons"].keys() == state["smoothed"].keys() == state["windows"].keys():
-            yield "its Curriculum names different parameters"
-
-
-def _count_differences(counts: State, collectors: Sequence[tuple[int, State]]) -> Iterator[str]:
-    """Yield what is inconsistent between the counts of an algorithm and the number of rows and the collector of each rank."""
-    for number, (rows, collector) in enumerate(collectors):
-        vectors = [collector["statistics"]["running_return"], collector["statistics"]["running_length"]]
-        vectors += [collector["episodes"]["start"]] if collector.get("episodes") else []
-        done = collector.get("open_iteration") or {"actions": [], "steps": []}
-        for step in done["steps"]:
-            vectors += [step[name] for name in ("reward", "terminated", "truncated", "valid", "episode_start")]
-        if any(len(vector) != rows for vector in vectors):
-            yield f"rank {number} does not have one number for each of {rows} environments"
-        elif any(not torch.equal(step["ended"], (step["terminated"] | step["truncated"]).nonzero().flatten()) for step in done["steps"]):
-            yield f"rank {number} has contradictory ends of episodes"
-        if len(done["actions"]) != len(done["steps"]):
-            yield f"rank {number} has {len(done['actions'])} actions for {len(done['steps'])} steps"
-    steps = [step for _, collector in collectors for step in (collector.get("open_iteration") or {"steps": []})["steps"]]
-    found = {
-        "env_steps": sum(collector["env_steps"] for _, collector in collectors) + sum(int(step["valid"].sum()) for step in steps),
-        "episodes": sum(collector["statistics"]["episodes"] for _, collector in collectors) + sum(len(step["ended"]) for step in steps),
-    }
-    for name, number in found.items():
-        if collectors and number < counts[name]:
-            yield f"all ranks together have fewer {name} than the run"
-
-
-def _world_differences(rank: State, behaviors: State) -> Iterator[str]:
-    """Yield what is inconsistent between a rank's world and its behaviors."""
-    world, copies = rank["data"]["collector"]["world"], rank["num_envs"]
-    for names in (rank["data"]["behaviors"], world["sides"], {**rank["behaviors"], **rank["frozen"]}):
-        if names.keys() != behaviors.keys():
-            yield f"its behaviors are {', '.join(map(str, names)) or 'none'}"
-    per_copy = [world["lengths"], *([] if world["states"] is None else [world["states"]])]
-    if world["num_copies"] != copies or any(len(each) != copies for each in per_copy):
-        yield f"its world does not have {copies} copies"
-    if any(len(side["present"]) != copies * len(behaviors[name]["agents"]) for name, side in world["sides"].items()):
-        yield "its world has different agents"
+# ---------------------------------------------------------------- optimizers
 
 
 def check_optimizer(stored: State, own: Optimizer) -> None:
     """Raise `SettingError` unless an optimizer can load a state: torch's kernels trust its shapes, and may write out of bounds."""
-    if error := first_error(stored, OPTIMIZER) or next(_optimizer_differences(stored, own), None):
+    if error := first_error(stored, OPTIMIZER) or next(find_optimizer_differences(stored, own), None):
         raise SettingError(error)
 
 
-def _optimizer_differences(stored: State, own: Optimizer) -> Iterator[str]:
+def find_optimizer_differences(stored: State, own: Optimizer) -> Iterator[str]:
     """Yield why an optimizer cannot load a state that `OPTIMIZER` allows."""
     groups = own.state_dict()["param_groups"]
     if [group["params"] for group in stored["param_groups"]] != [group["params"] for group in groups]:

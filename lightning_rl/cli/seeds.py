@@ -24,7 +24,8 @@ from lightning_rl.errors import SettingError, check_seed, printable
 from lightning_rl.reports.runs import EVALUATIONS, is_run, read_config, read_run
 from lightning_rl.reports.tables import NOTHING, Table, iqm, number, whole
 from lightning_rl.setting_names import SECTIONS
-from lightning_rl.training.loading import check_fits, read_checkpoint, take_weights
+from lightning_rl.training.loading import read_checkpoint, take_weights
+from lightning_rl.training.resuming import check_fits
 from lightning_rl.training.run_folder import environment_name, is_blank
 from lightning_rl.training.run_processes import Message, RunPlan, RunPool
 from lightning_rl.training.trainer_flags import check_beginning

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from lightning_rl.checkpoints.validation import ANYTHING, COUNT, FLAG, FLAGS, FLOATS, GENERATOR, MAPPING, MATRICES, ROWS, Rules, below
 from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.distributions import Exploration, state_dependent
 from lightning_rl.envs.stepping import AnyStepper
@@ -154,6 +155,28 @@ class Collector:
         next_obs: whether rollouts hold next observations, and the values of final observations also at terminations.
         is_pushed: whether its steps are made from outside.
     """
+
+    state_rules: ClassVar[Rules] = {
+        "env_steps|rows": COUNT,
+        "generator?": GENERATOR,
+        **below("statistics", EpisodeStatistics.state_rules),
+        "episodes?/obs|memory": ANYTHING,
+        "episodes?/envs": MAPPING,
+        "episodes?/start": FLAGS,
+        "episodes?/begin_anew?": FLAG,
+        "episodes?/exploration?/steps": COUNT,
+        "episodes?/exploration?/draws/[]": MATRICES,
+    }
+    open_iteration_rules: ClassVar[Rules] = {
+        "generator": GENERATOR,
+        "actions/[]/action|memory": ANYTHING,
+        "steps/[]/obs|final_obs|mask|final_mask": ANYTHING,
+        "steps/[]/reward": FLOATS,
+        "steps/[]/terminated|truncated|valid|episode_start": FLAGS,
+        "steps/[]/ended": ROWS,
+        "steps/[]/info": MAPPING,
+    }
+    """What a state holds and the steps of an incomplete iteration in it, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(
         self,

@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_rl.checkpoints.validation import MAPPING, NUMBER, ROWS, Rules
 from lightning_rl.data.collector import Collector, RunCollector
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
@@ -148,6 +149,14 @@ class ReplayDataset(SampledDataset):
         buffer, signals, settings, device, iterations: as in `SampledDataset`.
     """
 
+    state_rules: ClassVar[Rules] = {
+        "learning_starts?": NUMBER.or_null(),
+        "random_until?|phases?": NUMBER,
+        "rows?": ROWS.or_null(),
+        "replay?": MAPPING.or_null(),
+    }
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
+
     collector: Collector
 
     def __init__(
@@ -251,6 +260,7 @@ class OfflineDataset(SampledDataset):
     """
 
     restart_notice = "transitions are drawn in another order"
+    state_rules: ClassVar[Rules] = {"sampling?": MAPPING}
 
     def __init__(
         self,

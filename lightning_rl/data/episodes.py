@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import Generator
 
+from lightning_rl.checkpoints.validation import COUNT, FLAG, FLOATS, INTEGERS, MAPPING, NUMBER, Rules
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.masks import detect_masks
@@ -41,6 +42,17 @@ class Finished(NamedTuple):
 
 class EpisodeStatistics:
     """Returns, lengths, successes and drawn parameters of the last 100 episodes, as the environment reports them."""
+
+    state_rules: ClassVar[Rules] = {
+        "episodes": COUNT,
+        "running_return": FLOATS,
+        "running_length": INTEGERS,
+        "returns|lengths|successes/[]": NUMBER,
+        "reports_success?": FLAG.or_null(),
+        "parameters?": MAPPING,
+        "parameters?/*/[]": NUMBER,
+    }
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, num_envs: int) -> None:
         self.running_return = np.zeros(num_envs)

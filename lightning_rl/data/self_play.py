@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from lightning_rl.checkpoints.archive import read_archive
-from lightning_rl.checkpoints.kinds import are_snapshots
 from lightning_rl.checkpoints.manifest import File, FileStore
+from lightning_rl.checkpoints.validation import GAMES, GENERATOR, INTEGERS, LIST, MAPPING, SNAPSHOTS, Rules, are_snapshots
 from lightning_rl.data.opponents import Script, draw_actions, name_opponent
 from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
@@ -257,6 +257,16 @@ class SelfPlayOpponent:
         num_agents: number of agents of a copy (of this behavior, if there are several).
         behavior: name of the behavior.
     """
+
+    state_rules: ClassVar[Rules] = {
+        "generator": GENERATOR,
+        "playing?": INTEGERS,
+        "draws?": MAPPING,
+        "fixed?": LIST,
+        "finished?": GAMES,
+        "retired?": SNAPSHOTS,
+    }
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(
         self, snapshots: Snapshots, config: SelfPlayConfig, fixed: list[Opponent], num_rows: int, num_agents: int, behavior: str = ""

@@ -5,10 +5,11 @@ Each behavior has its own length of iterations. An item of the joint dataset hol
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from lightning_rl.checkpoints.validation import COUNT, FLAG, Rules, below
 from lightning_rl.data.collector import INTERRUPTED, Collector
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.rollout import ExperienceDataset
@@ -95,6 +96,9 @@ class JointStatistics:
 
 class JointCollector:
     """The collector of a run for all behaviors of a world, see `RunCollector`. Its iteration ends when that of any learner is full."""
+
+    state_rules: ClassVar[Rules] = {**below("world", World.state_rules), "steps": COUNT, "begin_anew?": FLAG}
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, world: World, collectors: Mapping[str, Collector]) -> None:
         self.world, self.collectors = world, collectors

@@ -4,10 +4,11 @@ Names are those of ML-Agents (Juliani et al. 2018, https://arxiv.org/abs/1809.02
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from lightning_rl.checkpoints.validation import COUNT, FLAG, FLAGS, FLOATS, TEXT, Rules, below
 from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
 from lightning_rl.envs.agents.stepper import points
 from lightning_rl.envs.agents.world import World
@@ -35,6 +36,16 @@ class Turns:
         rivals: the learners that take turns, by name, in order; may be empty.
         collectors: collectors of all behaviors.
     """
+
+    state_rules: ClassVar[Rules] = {
+        "learner": TEXT,
+        "began_at": COUNT,
+        "begins": FLAG,
+        "returns/*": FLOATS,
+        "start/*": FLAGS,
+        **below("opponents/*", SelfPlayOpponent.state_rules),
+    }
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, world: World, rivals: Mapping[str, Rival], collectors: Mapping[str, Any]) -> None:
         self.world, self.rivals, self.collectors = world, rivals, {name: collectors[name] for name in rivals}

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, UNUSED_LOOPS, gradient_hooks, overrides
 from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.checkpoints.validation import GENERATOR, MAPPING, Rules, below
 from lightning_rl.compiling import MIN_UPDATES, CompiledLoss, begin_compiling, can_compile_gradients, compile_again
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.groups import GroupDataset
@@ -38,6 +39,9 @@ MAX_UNREAD_STEPS = 32
 
 class Learner:
     """Prepares an algorithm for its updates, and holds what they need during a run. A frozen behavior only acts."""
+
+    state_rules: ClassVar[Rules] = {**below("guard", Guard.state_rules), "beside/[]": MAPPING, "learning|noise": GENERATOR}
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, algorithm: LearningModule) -> None:
         self.algorithm = algorithm

@@ -19,13 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
-from lightning_rl.callbacks.iteration import match_target
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import find_saved, last_generation, previous_path, read_verified, shown
-from lightning_rl.checkpoints.kinds import is_finite
-from lightning_rl.checkpoints.validation import check_content, check_run
+from lightning_rl.checkpoints.validation import check_content, is_finite
 from lightning_rl.envs.agents.copies import is_packaged, is_path
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
@@ -35,8 +32,7 @@ from lightning_rl.setting_names import MODELS, suggest_algorithm
 from lightning_rl.sharing.agent import agent_of, is_agent, read_agent
 from lightning_rl.sharing.hub import download, is_address
 from lightning_rl.sharing.sb3 import is_zip, read_zip
-from lightning_rl.spaces import Spaces, allocate, from_plain, observation_leaves
-from lightning_rl.types import State
+from lightning_rl.spaces import Spaces, from_plain, observation_leaves
 
 A = TypeVar("A", bound=pl.LightningModule)
 BROKEN = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError, MemoryError, RecursionError)
@@ -213,71 +209,6 @@ def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
         way_out = f"{reason}; name " + ("a run's folder or a checkpoint" if saved is None else shown(saved))
         raise SettingError(f"{option} {shown(source)} has no checkpoints/{name}{way_out}")
     return found
-
-
-def check_fits(algorithm: Any, path: str | Path) -> int:
-    """Return a checkpoint's count of environment steps or updates; raise `SettingError` if an algorithm cannot resume from it."""
-    if is_address(path) or is_agent(path) or agent_of(Path(path)) is not None:
-        raise SettingError(f"ckpt_path {shown(path)} is an agent without its run: start a new run with its weights, --init_from {path}")
-    checkpoint = read_checkpoint(path)
-    own, name = checkpoint["lightning_rl"], stored_name(type(algorithm))
-    stored = own["algorithm"]
-    if stored != name:
-        way_out = f"; continue it with --model {stored}" if stored in MODELS else ""
-        raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
-    check_names(checkpoint["hyper_parameters"], path, imported=False)
-    algorithm.configure_model()  # Lightning allows repeated calls
-    behaviors: Mapping[str, Any] = getattr(algorithm, "algorithms", {})
-    for each in behaviors.values() or [algorithm]:
-        for networks in each.target_networks:
-            match_target(*networks)  # as when the run begins: a user may have changed the online one
-    try:
-        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path, own.get("changes", ()))
-    except SettingError as error:
-        found = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
-        changed = [name for name in found if name != f"max_{algorithm.counter}"]  # the length of a run may change
-        named = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
-        raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
-    check_run(checkpoint, path, _optimizers(algorithm), tuple(behaviors))
-    for rank in own.get("ranks", []):
-        if rank["num_envs"] == algorithm.num_envs:
-            data = rank["data"]
-            for name, each in behaviors.items() or [("", algorithm)]:
-                _check_observations(each, data["behaviors"][name]["collector"] if name else data["collector"], path)
-    return own[algorithm.counter]
-
-
-def _check_observations(algorithm: Any, collector: State, path: str | Path) -> None:
-    """Raise `SettingError` unless the observations in a collector's state have the shapes of the environments' observations."""
-    episodes, done = collector.get("episodes"), collector.get("open_iteration")
-    found = [each["obs"] for each in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
-    expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
-    if any(_shapes(obs) != expected for obs in found):
-        raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments return")
-
-
-def _optimizers(algorithm: pl.LightningModule) -> list[Optimizer] | None:
-    """Return the optimizers that the algorithm will have, without changing it; None if only Lightning can build them."""
-    kept = [(parameter, parameter.data, parameter.grad) for parameter in algorithm.parameters()]
-    try:
-        configured: Any = algorithm.configure_optimizers()
-    except Exception:  # a user's method may use its trainer, which does not exist yet
-        return None
-    finally:
-        for parameter, data, gradient in kept:
-            parameter.data, parameter.grad = data, gradient
-    configured = list(configured) if isinstance(configured, list | tuple) else [configured]
-    found = [each for each in configured if isinstance(each, Optimizer)]
-    return found if len(found) == len(configured) else None
-
-
-def _shapes(tree: object) -> object:
-    """Replace the arrays of a tree with their shapes."""
-    if isinstance(tree, dict):
-        return {key: _shapes(child) for key, child in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_shapes(child) for child in tree]
-    return tuple(getattr(tree, "shape", ()))
 
 
 def stored_name(cls: type) -> str:

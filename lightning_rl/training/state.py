@@ -17,7 +17,7 @@ from functools import cache
 from hashlib import sha256
 from inspect import unwrap
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -25,6 +25,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_rl.checkpoints.archive import to_arrays, to_plain
+from lightning_rl.checkpoints.validation import COUNT, GENERATOR, NUMBER, Kind, Rules, is_numpy_generator, is_python_generator
 from lightning_rl.envs.snapshot.decoding import Decoder
 from lightning_rl.envs.snapshot.encoding import MAX_PARTS, VERSION, Encoder, UnsupportedValueError
 from lightning_rl.errors import SettingError
@@ -43,6 +44,9 @@ class RunLog:
         interval: counts between rows.
         count: the run's count at the start.
     """
+
+    state_rules: ClassVar[Rules] = {"logged_env_steps": COUNT, "elapsed": NUMBER}
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(self, interval: int, count: int) -> None:
         self.interval, self.logged_env_steps = interval, count
@@ -98,6 +102,15 @@ class RunLog:
         self.logged_env_steps = state["logged_env_steps"]
         now = time.monotonic()
         self.started, self.logged_at = now - state["elapsed"], now - state.get("since_row", 0.0)  # 0.1.0 did not store it
+
+
+RANDOM_RULES: Rules = {
+    "torch": GENERATOR,
+    "cuda/[]": GENERATOR,
+    "python": Kind("a state of random", is_python_generator),
+    "numpy": Kind("a state of numpy.random", is_numpy_generator),
+}
+"""What the result of `random_state` holds."""
 
 
 def random_state() -> State:

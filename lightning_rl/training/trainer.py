@@ -35,7 +35,8 @@ from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, 
 from lightning_rl.training.arguments import describe_unnamed, plain
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.hooks import RunModule
-from lightning_rl.training.loading import check_fits, checkpoint_of, describe_changes, foreign_modules, take_weights
+from lightning_rl.training.loading import checkpoint_of, describe_changes, foreign_modules, take_weights
+from lightning_rl.training.resuming import check_fits
 from lightning_rl.training.run import describe_refused_data
 from lightning_rl.training.run_folder import (
     choose_run,

@@ -13,7 +13,7 @@ from torch.optim import Adam, RMSprop
 from lightning_rl import A2C, DQN, LSTM, PPO, SAC, TD3, SettingError, Trainer
 from lightning_rl.checkpoints.validation import check_optimizer
 from lightning_rl.optimization import ScheduledAdam
-from lightning_rl.training.loading import check_fits
+from lightning_rl.training.resuming import check_fits
 from tests.command_line import run
 from tests.fitting import fit, tiny
 

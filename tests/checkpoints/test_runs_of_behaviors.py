@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_rl import Behavior, FrozenPolicy, MultiAgent, SettingError
-from lightning_rl.training.loading import check_fits
+from lightning_rl.training.resuming import check_fits
 from tests.algorithms.test_multi_agent import A2C, PPO, StopAt, fit, made
 from tests.checkpoints.test_runs import GONE, replaced
 

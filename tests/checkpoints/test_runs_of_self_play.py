@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning import Callback
 
 from lightning_rl import PPO, SettingError, Trainer
-from lightning_rl.training.loading import check_fits
+from lightning_rl.training.resuming import check_fits
 from tests.agents import Together
 from tests.apart import ROOT
 from tests.checkpoints.test_runs import GONE, replaced

@@ -6,10 +6,11 @@ this package (`games/world.py`). Steppers play worlds for collectors (`stepper.p
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from lightning_rl.checkpoints.validation import ANYTHING, FLAGS, INTEGERS, LIST, POSITIVE, TEXT, Rules
 from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.errors import SettingError
@@ -180,6 +181,16 @@ class World:
         settings: a fingerprint of the settings, which must equal that of a restored state.
         can_be_saved: whether it can be saved in the middle of an episode.
     """
+
+    state_rules: ClassVar[Rules] = {
+        "num_copies": POSITIVE,
+        "settings": TEXT,
+        "lengths": INTEGERS,
+        "states": LIST.or_null(),
+        "sides/*/obs|mask": ANYTHING,
+        "sides/*/present": FLAGS,
+    }
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     ends_together = False
     """Whether all agents of a copy end in the same step."""
