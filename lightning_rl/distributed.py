@@ -93,7 +93,7 @@ def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
     ranks = of_all_ranks(metrics)
     if len(ranks) == 1:
         return metrics
-    found = {name: [each[name] for each in ranks if name in each] for name in dict.fromkeys(name for each in ranks for name in each)}
+    found = {name: [rank[name] for rank in ranks if name in rank] for name in dict.fromkeys(name for rank in ranks for name in rank)}
     return {name: sum(values) / (1 if name.startswith("env/") or name.endswith(SUMMED) else len(values)) for name, values in found.items()}
 
 

@@ -60,10 +60,10 @@ def check_function(setting: str, path: str, function: object, *, builds_environm
     inner = unwrap(function.func if isinstance(function, partial) else function)  # type: ignore[arg-type]
     module, _, name = path.rpartition(".")
     home = str(getattr(inner, "__module__", None) or type(inner).__module__)
-    for each in (module, home):
-        check_module(f"{setting} {path}", each)
+    for given in (module, home):
+        check_module(f"{setting} {path}", given)
     is_builder = builds_environment and (name in BUILDERS or home.startswith("lightning_rl.envs."))
-    if not all(_is_imported(each) or _is_own(each) or (is_builder and _has_environments(each)) for each in (module, home)):
+    if not all(_is_imported(name) or _is_own(name) or (is_builder and _has_environments(name)) for name in (module, home)):
         raise SettingError(
             f"{setting} {path} is not called: it is a function of {home}, not of your own file"
             f"{' nor PettingZoo’s env or parallel_env' if builds_environment else ''}; if you trust it, --import {home}"
@@ -78,7 +78,7 @@ def _imported() -> list[str]:
 
 def _is_imported(module: str) -> bool:
     """Return whether `--import` named a module, or a package that contains it."""
-    return any(f"{module}.".startswith(f"{each}.") for each in _imported())
+    return any(f"{module}.".startswith(f"{imported}.") for imported in _imported())
 
 
 def _is_own(module: str) -> bool:

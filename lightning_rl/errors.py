@@ -134,13 +134,13 @@ def closest(name: str, names: Iterable[str]) -> str:
 def closest_of(name: str, names: Iterable[str]) -> str | None:
     """Return the name that differs only in case or letter order, else the closest, else one with this prefix; None: no match."""
     names, small = sorted(set(names)), name.casefold()
-    same_word = [each for each in names if each.casefold() == small]
-    same_letters = [each for each in names if sorted(each.casefold()) == sorted(small)]
+    same_word = [known for known in names if known.casefold() == small]
+    same_letters = [known for known in names if sorted(known.casefold()) == sorted(small)]
     close = (
         same_word
         or same_letters
         or difflib.get_close_matches(name, names, n=1)
-        or [each for each in names if name and each.startswith(name)]
+        or [known for known in names if name and known.startswith(name)]
     )
     return close[0] if close else None
 
@@ -157,9 +157,9 @@ def closest_argument(error: BaseException, function: Callable[..., object]) -> s
     if unknown is None:
         return ""
     known: list[str] = []
-    for each in function.__mro__ if isinstance(function, type) else [function]:
+    for base in function.__mro__ if isinstance(function, type) else [function]:
         with suppress(ValueError, TypeError):  # written in C, without a signature
-            known += inspect.signature(each).parameters
+            known += inspect.signature(base).parameters
     return closest(unknown[1], known)
 
 
@@ -190,7 +190,7 @@ def check_flag(name: str, value: object) -> None:
 
 def check_integers(name: str, value: object) -> None:
     """Raise `SettingError` unless a value is a list of integers."""
-    if not isinstance(value, list | tuple) or not all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(number, Integral) and not isinstance(number, bool) for number in value):
         raise SettingError(f"{name} must be a list of integers such as [64, 64], got {value!r}")
 
 

@@ -88,8 +88,8 @@ def scheduled_settings(cls: type) -> frozenset[str]:
 def alternatives(hint: object) -> Iterator[Kind]:
     """Yield the types of a union."""
     if get_origin(hint) in (Union, UnionType):
-        for each in get_args(hint):
-            yield from alternatives(each)
+        for hinted in get_args(hint):
+            yield from alternatives(hinted)
     elif get_origin(hint) is Annotated:
         kind, *notes = get_args(hint)
         yield kind, tuple(notes)
@@ -124,7 +124,7 @@ def read_value(name: str, value: object, kinds: list[Kind]) -> tuple[object, Sch
         return None, None
     if any(kind is int for kind, _ in kinds):
         value = as_integer(value)
-    (kind, notes), *others = [each for each in kinds if each[0] is not NoneType]
+    (kind, notes), *others = [kind for kind in kinds if kind[0] is not NoneType]
     for note in notes:
         if isinstance(note, Range):
             check_range(name, value, note.low, note.high, open_low=note.open_low, whole=kind is int)
@@ -155,7 +155,7 @@ def convert_integers(kinds: Mapping[str, list[Kind]], given: Mapping[str, T]) ->
 
 def default_of(cls: type[Dataclass], parameter: inspect.Parameter) -> object:
     """Return the default of a setting."""
-    factories = {each.name: each.default_factory for each in fields(cls) if each.default_factory is not MISSING}
+    factories = {field.name: field.default_factory for field in fields(cls) if field.default_factory is not MISSING}
     is_made = repr(parameter.default) == "<factory>"  # as dataclasses write it in a signature
     return factories[parameter.name]() if is_made else parameter.default
 

@@ -222,7 +222,7 @@ def log_row(trainer: pl.Trainer, row: dict[str, float], step: int, say: Callable
             why = refused.strerror or refused
             if isinstance(logger, TensorBoardLogger):  # its thread has ended
                 say(f"{name} could not write and is turned off, the run goes on: {why}")
-                trainer.loggers = [each for each in trainer.loggers if each is not logger]
+                trainer.loggers = [other for other in trainer.loggers if other is not logger]
             else:
                 say(f"a row of {name} could not be written, the run goes on: {why}")
     show_to_callbacks(trainer, row)

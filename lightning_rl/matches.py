@@ -45,7 +45,7 @@ def play_matches(players: Sequence[str | Path | Script], games: int = 100) -> Ma
     Raises:
         SettingError: there are fewer than two players, a player does not exist or cannot play this game, or a number is out of range.
     """
-    names = [name_opponent("each player", each) for each in players]
+    names = [name_opponent("each player", player) for player in players]
     check_range("games", games, 2, whole=True)
     if len(names) < 2 or len({*names}) < len(names):
         raise SettingError(f"matches need at least two different players, got {', '.join(names)}")
@@ -71,7 +71,7 @@ def describe_matches(matches: Matches) -> str:
     """Return a text table of the points per game (a draw counts ½), row against column, with ratings."""
     names = [f"{k + 1}" for k in range(len(matches.players))]
     lines = ["points a game of the row against the column (a draw counts 0.5), and ratings with their 95 % interval", ""]
-    lines.append("".join(f"{each:>7}" for each in ("", *names)) + "   rating")
+    lines.append("".join(f"{name:>7}" for name in ("", *names)) + "   rating")
     for one, name in enumerate(names):
         cells = []
         for two in range(len(names)):
@@ -79,7 +79,7 @@ def describe_matches(matches: Matches) -> str:
             cells.append("-" if score is None else f"{score.points / score.games:.2f}")
         rating = matches.ratings.get(one)
         shown = "" if rating is None else f"   {rating.value:.0f} ± {rating.margin:.0f}"
-        lines.append("".join(f"{each:>7}" for each in (name, *cells)) + shown)
+        lines.append("".join(f"{cell:>7}" for cell in (name, *cells)) + shown)
     lines += ["", *(f"{name}: {player}" for name, player in zip(names, matches.players, strict=True))]
     if len({*matches.environments} - {""}) > 1:
         trained = ", ".join(f"{name} in {env}" for name, env in zip(names, matches.environments, strict=True) if env)

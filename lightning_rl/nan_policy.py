@@ -292,7 +292,7 @@ class Snapshot:
     @torch.no_grad()
     def take(self) -> None:
         self.copies = [tensor.clone() for tensor in self.tensors]
-        self.states = [[(each, _clone(state)) for each, state in optimizer.state.items()] for optimizer in self.optimizers]
+        self.states = [[(parameter, _clone(state)) for parameter, state in optimizer.state.items()] for optimizer in self.optimizers]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -301,7 +301,7 @@ class Snapshot:
             tensor.copy_(copy)
         for optimizer, states in zip(self.optimizers, self.states, strict=True):
             optimizer.state.clear()
-            optimizer.state.update({each: _clone(state) for each, state in states})
+            optimizer.state.update({parameter: _clone(state) for parameter, state in states})
 
 
 def _clone(state: State) -> State:

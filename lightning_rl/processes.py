@@ -47,7 +47,7 @@ class FailureLimit:
         """Count a failure and return the line that reports the restart. Raises `WorkerError`: the worker failed too often."""
         now, times, who = time.monotonic(), self.times[worker], self.who.format(worker)
         times.append(now)
-        if sum(now - each <= HOUR for each in times) > self.allowed:
+        if sum(now - moment <= HOUR for moment in times) > self.allowed:
             raise WorkerError(shorten(f"{who} failed more than {self.allowed} times in an hour; last: {reason}", 200, placeholder=" …"))
         return shorten(f"{who} was restarted: {reason}", 200, placeholder=" …")
 

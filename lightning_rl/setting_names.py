@@ -140,7 +140,7 @@ def suggest_algorithm(name: str, names: Iterable[str]) -> str:
 
 def owners_of(name: str) -> list[str]:
     """Return the algorithms that have a setting."""
-    return [each for each in ALGORITHMS if name in settings_of_model(each)]
+    return [algorithm for algorithm in ALGORITHMS if name in settings_of_model(algorithm)]
 
 
 def place_of(name: str) -> str | None:
@@ -156,7 +156,7 @@ def place_of(name: str) -> str | None:
 @cache
 def settings_of_model(name: str) -> list[str]:
     """Return the settings of an algorithm of this package."""
-    return [each for each in read_names(f"{MODELS[name]}.{name}") if each != "spaces"]
+    return [setting for setting in read_names(f"{MODELS[name]}.{name}") if setting != "spaces"]
 
 
 @cache
@@ -178,10 +178,10 @@ def read_fields(path: str) -> dict[str, bool]:
     module, _, name = path.rpartition(".")
     tree = read_source(module)
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    if not any("dataclass" in ast.unparse(each) for each in found.decorator_list):
+    if not any("dataclass" in ast.unparse(decorator) for decorator in found.decorator_list):
         init = next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
-        return {} if init is None else {each.arg: True for each in (*init.args.args[1:], *init.args.kwonlyargs)}
-    home = {each.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names}
+        return {} if init is None else {argument.arg: True for argument in (*init.args.args[1:], *init.args.kwonlyargs)}
+    home = {name.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
     home |= {node.name: module for node in tree.body if isinstance(node, ast.ClassDef)}
     bases = [base.id for base in found.bases if isinstance(base, ast.Name) and str(home.get(base.id)).startswith("lightning_rl.")]
     fields: dict[str, bool] = {}

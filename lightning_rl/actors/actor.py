@@ -138,5 +138,5 @@ def from_plain(saved: tuple[Any, ...]) -> ActorResult:
     if whole.rollout is None:
         unroll = Unroll(*saved[0])
         return whole._replace(experience=unroll._replace(ends=Ends(*unroll.ends)))
-    steps = [Stepped(*each)._replace(step=EnvStep(*each[2])) for each in saved[0]]
+    steps = [Stepped(*row)._replace(step=EnvStep(*row[2])) for row in saved[0]]
     return whole._replace(experience=steps, rollout=Rollout(*whole.rollout))

@@ -204,7 +204,7 @@ class Evaluator:
                 if waiting:
                     begin(seat)
                 else:
-                    busy = [each for each in busy if each is not seat]
+                    busy = [other for other in busy if other is not seat]
         return episodes
 
     def _set_lessons(self, lessons: Lessons) -> None:

@@ -109,7 +109,7 @@ class EvaluatorPool:
         """Return the steps of evaluators in this process, or of episodes that others have sent, as `Collector.steps_made` does."""
         if isinstance(self.workers, LocalWorkers | ThreadWorkers):
             evaluators: Any = self.workers.workers
-            return sum(each.steps_played for each in evaluators)
+            return sum(evaluator.steps_played for evaluator in evaluators)
         return self.arrived
 
     def collect(self) -> Results:
@@ -138,17 +138,17 @@ class EvaluatorPool:
         except SettingError as error:  # reported to the other ranks by NaN, so that all stop
             failed = error
             table.fill_(math.nan)
-        for each in episodes:
-            finished = each.finished
-            numbers = torch.tensor([finished.return_, each.signs, finished.length], dtype=torch.float64)
-            table[each.job - first, (1 - each.sign) // 2] = numbers
+        for episode in episodes:
+            finished = episode.finished
+            numbers = torch.tensor([finished.return_, episode.signs, finished.length], dtype=torch.float64)
+            table[episode.job - first, (1 - episode.sign) // 2] = numbers
             self.env_steps += finished.length
             self.statistics.add(finished)
-            self.guard.bad_steps = self.guard.bad_steps + each.replaced if each.replaced >= finished.length else 0
-            if each.bad is not None:
-                self.guard.report(each.replaced, each.bad._replace(too_many=self.guard.bad_steps >= MAX_IN_A_ROW))
-            if len(each.obs):
-                self.watched_obs.append(each.obs)
+            self.guard.bad_steps = self.guard.bad_steps + episode.replaced if episode.replaced >= finished.length else 0
+            if episode.bad is not None:
+                self.guard.report(episode.replaced, episode.bad._replace(too_many=self.guard.bad_steps >= MAX_IN_A_ROW))
+            if len(episode.obs):
+                self.watched_obs.append(episode.obs)
         table = sum_over_ranks(table.to(settings.device)).cpu()  # rows of other ranks are zeros
         if table.isnan().any():
             raise failed or SettingError("an evaluator of another rank stopped")
@@ -167,10 +167,10 @@ class EvaluatorPool:
                 requested += 1
             answer = self.workers.receive()
             episodes += answer.value
-            self.arrived += sum(each.finished.length for each in answer.value)
+            self.arrived += sum(evaluated.finished.length for evaluated in answer.value)
             idle.append(answer.worker)
             requested -= 1
-        return sorted(episodes, key=lambda each: (each.job, -each.sign))
+        return sorted(episodes, key=lambda episode: (episode.job, -episode.sign))
 
     def _portions(self, jobs: Sequence[int]) -> Iterator[Sequence[int]]:
         """Yield the jobs of each call: all for a single local worker, else decreasing numbers, so that all workers finish together.

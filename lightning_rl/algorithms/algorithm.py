@@ -219,7 +219,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
 
     def save_hyperparameters(self, *args: object, frame: FrameType | None = None, **kwargs: object) -> None:
         """Save hyperparameters as Lightning does, but as plain data. All settings, also of a subclass, are saved anyway."""
-        more = [each for each in args if not (isinstance(each, str) and each in self.hparams)]
+        more = [argument for argument in args if not (isinstance(argument, str) and argument in self.hparams)]
         if more:
             super().save_hyperparameters(*more, frame=frame or currentframe().f_back, **kwargs)  # type: ignore[arg-type, union-attr]
             self.hparams.update(plain(dict(self.hparams)))

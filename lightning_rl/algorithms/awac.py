@@ -87,7 +87,7 @@ class AWAC(CriticFields, OfflineFields, Algorithm):
         """Return −exp(A / λ) log π(a|s) with A = min Q(s, a) − min Q(s, π(s)) (eq. 13), and metrics."""
         with torch.no_grad():
             q, own_q = (
-                self.critic.estimate.target(self.critic(obs, each, batch.episode_start)[:, :, 0]).mean(0) for each in (action, own_action)
+                self.critic.estimate.target(self.critic(obs, taken, batch.episode_start)[:, :, 0]).mean(0) for taken in (action, own_action)
             )
             weight = losses.advantage_weight(q - own_q, self.beta, self.max_weight)
         x = self.network(obs, batch.memory, batch.episode_start)

@@ -81,7 +81,7 @@ class Imitation(NoRewardFields, Algorithm):
         cost, near = imitate(distribution, x, batch.action, batch.action_mask, self.loss, self.label_smoothing)
         _, entropy = distribution.evaluate(x, batch.action, batch.action_mask)
         parts = dict(zip((f"loss/{name}" for name in distribution.names), distribution.leaf_sums(cost).unbind(-1), strict=False))
-        metrics = {name: mean(each, batch.weight) for name, each in {"entropy": entropy.sum(-1), **near, **parts}.items()}
+        metrics = {name: mean(values, batch.weight) for name, values in {"entropy": entropy.sum(-1), **near, **parts}.items()}
         loss = mean(cost.sum(-1), batch.weight) - scaled(ent_coef, metrics["entropy"])
         return loss, {"loss": loss, **metrics}
 

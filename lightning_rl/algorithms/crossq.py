@@ -67,7 +67,7 @@ class CrossQ(SAC):
         with torch.no_grad():
             next_policy = super().policy(next_obs, batch.next_action_mask, batch, next_noise)
         both = tree_map(lambda now, later: torch.cat([now, later]), obs, next_obs)
-        actions = [each for each in (self.actions.continuous(batch.action), next_policy.action) if each is not None]
+        actions = [part for part in (self.actions.continuous(batch.action), next_policy.action) if part is not None]
         with batch_statistics(self.critic):
             q, next_q = self.critic(both, torch.cat(actions) if actions else None).chunk(2, 1)
         expected = losses.expected(self.critic.estimate.target(next_q.detach()), next_policy.probs, self.actions.num_branches)

@@ -70,7 +70,7 @@ class Teacher:
         # Stable-Baselines3 does not save the environment
         run = RunModule.load_from_checkpoint(path, device, env=env) if is_zip(path) else RunModule.load_from_checkpoint(path, device)
         stored = choose_behavior(run, None)
-        theirs, ours = (without_hidden(each, getattr(stored, "critic_obs", None) or []) for each in (stored.spaces, spaces))
+        theirs, ours = (without_hidden(given, getattr(stored, "critic_obs", None) or []) for given in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"teacher {source} was trained with other observations or actions than this environment has")
         if stored.spaces.observation != spaces.observation:

@@ -126,8 +126,8 @@ class MultiAgent(RunModule):
     def spaces(self) -> Spaces:  # type: ignore[override]
         """Return the spaces of all behaviors, by name."""
         sides = self.sides
-        observation, action = Dict({name: each.observation for name, each in sides.items()}), Dict({n: s.action for n, s in sides.items()})
-        return Spaces(observation, action, any(each.masked for each in sides.values()))
+        observation, action = Dict({name: side.observation for name, side in sides.items()}), Dict({n: s.action for n, s in sides.items()})
+        return Spaces(observation, action, any(side.masked for side in sides.values()))
 
     @property
     def network(self) -> BehaviorPolicies:
@@ -186,7 +186,7 @@ class MultiAgent(RunModule):
         optimizers: list[Optimizer] = []
         for name, learner in self.learners.items():
             configured: object = learner.configure_optimizers()
-            if not isinstance(configured, list | tuple) or not all(isinstance(each, Optimizer) for each in configured):
+            if not isinstance(configured, list | tuple) or not all(isinstance(optimizer, Optimizer) for optimizer in configured):
                 raise SettingError(f"behavior {name}: configure_optimizers must return a list of optimizers if several behaviors learn")
             self.run.optimizers_of[name] = slice(len(optimizers), len(optimizers) + len(configured))
             optimizers += configured
@@ -216,7 +216,9 @@ class MultiAgent(RunModule):
         for algorithm in self.algorithms.values():
             algorithm.count_steps()
         self.env_steps += self.dataset.count_steps() * self.num_envs * self.world_size
-        self.updates, self.episodes = (sum(getattr(each, name) for each in self.algorithms.values()) for name in ("updates", "episodes"))
+        self.updates, self.episodes = (
+            sum(getattr(algorithm, name) for algorithm in self.algorithms.values()) for name in ("updates", "episodes")
+        )
 
     def make_opponent(self, name: str, num_rows: int) -> Opponent:
         """Raise `SettingError`: in an evaluation, all seats are taken by behaviors."""

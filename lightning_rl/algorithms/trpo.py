@@ -150,7 +150,9 @@ class TRPO(ActorCriticFields, Algorithm):
     @torch.no_grad()
     def set_policy(self, vector: Tensor) -> None:
         """Set the policy's parameters to the parts of a vector `[P]`."""
-        for parameter, part in zip(self.policy_parameters, vector.split([each.numel() for each in self.policy_parameters]), strict=True):
+        for parameter, part in zip(
+            self.policy_parameters, vector.split([parameter.numel() for parameter in self.policy_parameters]), strict=True
+        ):
             parameter.copy_(part.view_as(parameter))
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:

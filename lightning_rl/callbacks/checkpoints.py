@@ -255,10 +255,10 @@ class SaveCheckpoints(Checkpoint):
         """Save now, and delete the oldest copies beyond `keep`. `continues`: whether the run does."""
         self.tried_at, self.tried_when = algorithm.count, time.monotonic()
         parts: list[Any] = [algorithm.dataset, *callbacks_of(trainer, SelfPlay)]
-        saved = try_saving(trainer, algorithm, lambda: [each.begin_save() for each in parts], continues=continues)
+        saved = try_saving(trainer, algorithm, lambda: [part.begin_save() for part in parts], continues=continues)
         saved = saved and save_checkpoint(trainer, algorithm, self._path("last.ckpt"), continues)
-        for each in parts:
-            each.end_save(saved)
+        for part in parts:
+            part.end_save(saved)
         if saved:
             self.saved_at = algorithm.count
             notify_loggers(trainer)
@@ -280,7 +280,7 @@ class SaveCheckpoints(Checkpoint):
             return
         if (algorithm.count if algorithm.dataset.is_whole else algorithm.run.began_at) <= self.saved_at:
             return
-        weights, states = algorithm.state_dict().values(), [each.state for each in trainer.optimizers]
+        weights, states = algorithm.state_dict().values(), [optimizer.state for optimizer in trainer.optimizers]
         if not (all(map(is_finite, weights)) and all(map(are_optimizer_states, states))):
             algorithm.say("the newest weights are NaN or infinite and are not saved")
             return

@@ -53,7 +53,7 @@ class Curriculum(pl.Callback):
     optional_metrics = ("eval/mean_reward_lesson",)
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
-        self.parameters = {name: each for name, each in as_parameters(parameters).items() if len(each.lessons) > 1}
+        self.parameters = {name: parameter for name, parameter in as_parameters(parameters).items() if len(parameter.lessons) > 1}
         if not self.parameters:
             raise SettingError("Curriculum: no parameter has lessons")
         self.begin()
@@ -88,7 +88,9 @@ class Curriculum(pl.Callback):
         for name in self.parameters.keys() - known.keys():
             raise SettingError(f"Curriculum: {name} is not in env.parameters{nearest(name, known)}")
         check_criteria(
-            self.parameters, [name for name in pl_module.run.learners if name], [each.behavior for each in callbacks_of(trainer, SelfPlay)]
+            self.parameters,
+            [name for name in pl_module.run.learners if name],
+            [callback.behavior for callback in callbacks_of(trainer, SelfPlay)],
         )
         for name, parameter in self.parameters.items():
             if parameter.lessons[-1].completion_criteria is not None:
@@ -108,7 +110,7 @@ class Curriculum(pl.Callback):
 
     def send(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         """Set the lessons of the next episodes, and those that evaluations play in addition to the final ones."""
-        algorithm.collector.set_lessons({name: each.until(self.lessons[name]) for name, each in self.parameters.items()})
+        algorithm.collector.set_lessons({name: parameter.until(self.lessons[name]) for name, parameter in self.parameters.items()})
         variants: dict[str, Wrapper] = {"lesson": partial(with_lessons, self)} if any(map(self.criteria, self.parameters)) else {}
         for evaluator in callbacks_of(trainer, RolloutEvaluator):
             if evaluator.env is None:
@@ -116,13 +118,13 @@ class Curriculum(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
         before, progress, reset = dict(self.lessons), pl_module.count / pl_module.length, False
-        self.elos = {each.behavior: each.elo for each in callbacks_of(trainer, SelfPlay)}
+        self.elos = {callback.behavior: callback.elo for callback in callbacks_of(trainer, SelfPlay)}
         for finished in of_all_ranks(pl_module.run.finished_episodes()):
             for behavior, episodes in finished.items():
                 for episode in episodes:
                     reset |= self.add_episode(pl_module, episode, progress, behavior)
         current = {name: self.criteria(name) for name in self.parameters}
-        by_progress = {name: each for name, each in current.items() if each is not None and each.measure == "progress"}
+        by_progress = {name: criteria for name, criteria in current.items() if criteria is not None and criteria.measure == "progress"}
         reset |= self.advance(pl_module, by_progress, progress)  # progress grows without episodes too
         if self.lessons != before:
             self.send(trainer, pl_module)
@@ -189,7 +191,9 @@ class Curriculum(pl.Callback):
 
     def finals(self) -> str:
         """Describe the final lessons, in which a policy is evaluated."""
-        return ", ".join(f"{name} {each.lessons[-1].name} ({each.lessons[-1].value})" for name, each in self.parameters.items())
+        return ", ".join(
+            f"{name} {parameter.lessons[-1].name} ({parameter.lessons[-1].value})" for name, parameter in self.parameters.items()
+        )
 
     def state_dict(self) -> State:
         windows = {name: list(window) for name, window in self.windows.items()}
@@ -234,7 +238,9 @@ def mean(window: Sequence[float]) -> float:
 def with_lessons(curriculum: Curriculum, env: gym.Env) -> gym.Env:
     """Make an environment play the current lessons, if it has parameters."""
     if env.has_wrapper_attr("set_lessons"):
-        env.get_wrapper_attr("set_lessons")({name: each.only(curriculum.lessons[name]) for name, each in curriculum.parameters.items()})
+        env.get_wrapper_attr("set_lessons")(
+            {name: parameter.only(curriculum.lessons[name]) for name, parameter in curriculum.parameters.items()}
+        )
     return env
 
 
@@ -265,5 +271,5 @@ def check_criteria(parameters: Mapping[str, Parameter], behaviors: Sequence[str]
 def make_curriculum(env: EnvSource) -> list[Curriculum]:
     """Return the callback for an environment's settings, if they have lessons."""
     settings = env.parameters if isinstance(env, EnvConfig) else {}
-    lessons = {name: settings[name] for name, each in as_parameters(settings).items() if len(each.lessons) > 1}
+    lessons = {name: settings[name] for name, parameter in as_parameters(settings).items() if len(parameter.lessons) > 1}
     return [Curriculum(lessons)] if lessons else []

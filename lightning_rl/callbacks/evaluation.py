@@ -182,7 +182,7 @@ class RolloutEvaluator(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         number = len(callbacks_of(trainer, RolloutEvaluator))
-        if number > 1 and any(isinstance(each, BestModel | StopOnEvaluation) for each in callbacks_of(trainer, object)):
+        if number > 1 and any(isinstance(callback, BestModel | StopOnEvaluation) for callback in callbacks_of(trainer, object)):
             mixed = "best.ckpt and patience would treat them as one series"
             raise SettingError(f"{number} evaluators: {mixed}; combine them, MultiEvaluator([RolloutEvaluator(…), …])")
         self.variants, self.reports_success, self.continues = {}, False, False
@@ -273,7 +273,7 @@ class RolloutEvaluator(pl.Callback):
     def _measure(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> dict[str, float] | None:
         """Play the episodes and return their metrics; None if a rank is asked to stop."""
         ranks = of_all_ranks(self._play_share(trainer, algorithm))
-        played = [each for each in ranks if each is not None]
+        played = [part for part in ranks if part is not None]
         if len(played) < len(ranks):  # a rank was asked to stop
             return None
         self.evaluated_at, self.evaluations = algorithm.count, self.evaluations + 1
@@ -287,15 +287,15 @@ class RolloutEvaluator(pl.Callback):
             algorithm.say(f"hint: episodes of the evaluation were truncated after {MAX_EPISODE_STEPS:,} steps; {way_out}")
         statistics = algorithm.collector.statistics
         statistics.share_reports()
-        self.reports_success |= statistics.reports_success or any(each.success is not None for each in episodes)
+        self.reports_success |= statistics.reports_success or any(episode.success is not None for episode in episodes)
         if not self.reports_success and is_monitored(trainer, "eval/success_rate"):
             self.reports_success = True
             algorithm.say("no episode has reported is_success in its last info: eval/success_rate, which is monitored, is 0 until one does")
         if self.reports_success:  # an episode that does not report it counts as a failure
             episodes = [episode._replace(success=episode.success or 0.0) for episode in episodes]
         metrics = metrics_of(episodes)
-        for name, each in zip(self.variants, others, strict=True):
-            metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in each]))
+        for name, other in zip(self.variants, others, strict=True):
+            metrics[f"eval/mean_reward_{name}"] = float(np.mean([episode.return_ for episode in other]))
         env = algorithm.env if self.env is None else self.env
         known = find_exploitability(env, algorithm.spaces, algorithm.network, self.deterministic)
         metrics |= {f"eval/{name}": value for name, value in known.items()} | algorithm.run.validate()
@@ -344,30 +344,30 @@ class MultiEvaluator(RolloutEvaluator):
     """
 
     def __init__(self, evaluators: list[RolloutEvaluator], file: Path | None = None) -> None:
-        if not evaluators or not all(isinstance(each, RolloutEvaluator) for each in evaluators):
+        if not evaluators or not all(isinstance(evaluator, RolloutEvaluator) for evaluator in evaluators):
             raise SettingError(f"MultiEvaluator takes a list of at least one evaluator, such as [RolloutEvaluator()], got {evaluators!r}")
         first = evaluators[0]
         super().__init__(first.every_n_env_steps, every_n_updates=first.every_n_updates, max_share=first.max_share, file=file)
-        self.evaluators, self.episodes = evaluators, sum(each.episodes for each in evaluators)
-        self.deterministic = any(each.deterministic for each in evaluators)
+        self.evaluators, self.episodes = evaluators, sum(evaluator.episodes for evaluator in evaluators)
+        self.deterministic = any(evaluator.deterministic for evaluator in evaluators)
 
     @property
     def state_key(self) -> str:
         return f"{type(self).__qualname__}{{'env': None, 'episodes': 10, 'seed': 10000, 'deterministic': True}}"  # as in old checkpoints
 
     def check(self, algorithm: AlgorithmRun) -> None:
-        for each in self.evaluators:
-            each.check(algorithm)
+        for evaluator in self.evaluators:
+            evaluator.check(algorithm)
 
     def part(self, rank: int, ranks: int) -> RolloutEvaluator | None:
-        parts = [part for part in (each.part(rank, ranks) for each in self.evaluators) if part is not None]
+        parts = [part for part in (evaluator.part(rank, ranks) for evaluator in self.evaluators) if part is not None]
         return MultiEvaluator(parts) if parts else None
 
     def play(self, algorithm: AlgorithmRun, stop: Callable[[], bool] = lambda: False, variant: Sequence[Wrapper] = ()) -> list[Episode]:
         return [episode for evaluator in self.evaluators for episode in evaluator.play(algorithm, stop, variant)]
 
     def count_episodes(self, trainer: pl.Trainer) -> tuple[int, int]:
-        played, total = map(sum, zip(*(each.count_episodes(trainer) for each in self.evaluators), strict=True))
+        played, total = map(sum, zip(*(evaluator.count_episodes(trainer) for evaluator in self.evaluators), strict=True))
         return played, total * (1 + len(self.variants))
 
 
@@ -377,7 +377,7 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
     metrics = {
         "mean_reward": float(np.mean(returns)),
         "std_reward": float(np.std(returns)),
-        "mean_ep_length": float(np.mean([each.length for each in episodes])),
+        "mean_ep_length": float(np.mean([episode.length for episode in episodes])),
         **rates_of(episodes),
     }
     for part, own in returns_of_parts(episodes).items():
@@ -420,9 +420,13 @@ def call_hooks(trainer: pl.Trainer, module: Any, *hooks: str, only: type = objec
     """
     for hook in hooks:
         begin_hook(module, hook)
-        for each in [*callbacks_of(trainer, only), *([module] if isinstance(module, only) else [])]:
-            if each not in without and hasattr(each, hook) and not any(base.__name__ == "ProgressBar" for base in type(each).__mro__):
-                getattr(each, hook)(*(() if each is module else (trainer, module)))
+        for callback in [*callbacks_of(trainer, only), *([module] if isinstance(module, only) else [])]:
+            if (
+                callback not in without
+                and hasattr(callback, hook)
+                and not any(base.__name__ == "ProgressBar" for base in type(callback).__mro__)
+            ):
+                getattr(callback, hook)(*(() if callback is module else (trainer, module)))
 
 
 def make_player(

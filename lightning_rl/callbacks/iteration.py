@@ -108,10 +108,10 @@ class EndIteration(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if trainer.precision not in PRECISIONS:
             raise SettingError(f"trainer.precision {trainer.precision}: returns need float32; use one of {', '.join(PRECISIONS)}")
-        averages = [each for each in callbacks_of(trainer, object) if is_average(each)]
-        first = [self, *averages, *(each for kind in BEFORE_USERS for each in callbacks_of(trainer, kind))]
-        last = [each for kind in AFTER_USERS for each in callbacks_of(trainer, kind)]
-        others = [each for each in trainer.callbacks if each not in first + last]  # type: ignore[attr-defined]
+        averages = [callback for callback in callbacks_of(trainer, object) if is_average(callback)]
+        first = [self, *averages, *(callback for kind in BEFORE_USERS for callback in callbacks_of(trainer, kind))]
+        last = [callback for kind in AFTER_USERS for callback in callbacks_of(trainer, kind)]
+        others = [callback for callback in trainer.callbacks if callback not in first + last]  # type: ignore[attr-defined]
         trainer.callbacks = [*first, *others, *last]  # type: ignore[attr-defined]
         check_savers(trainer)
         check_averages(trainer)
@@ -129,10 +129,10 @@ class EndIteration(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         """Reorder callbacks: averaged weights enter the model after the last save of the learned ones, before the user's callbacks run."""
-        averages = [each for each in callbacks_of(trainer, object) if is_average(each)]
+        averages = [callback for callback in callbacks_of(trainer, object) if is_average(callback)]
         if averages:
-            before = [self, *(each for kind in (*BEFORE_USERS, SaveCheckpoints) for each in callbacks_of(trainer, kind)), *averages]
-            others = [each for each in trainer.callbacks if each not in before]  # type: ignore[attr-defined]
+            before = [self, *(callback for kind in (*BEFORE_USERS, SaveCheckpoints) for callback in callbacks_of(trainer, kind)), *averages]
+            others = [callback for callback in trainer.callbacks if callback not in before]  # type: ignore[attr-defined]
             trainer.callbacks[:] = [*before, *others]  # type: ignore[attr-defined]  # in place: Lightning is iterating over it, at its first
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun, outputs: object, batch: object, batch_idx: int) -> None:
@@ -228,8 +228,10 @@ def user_callbacks(callbacks: list[pl.Callback]) -> list[pl.Callback]:
         for kind in type(callback).__mro__:
             if instead := REFUSED_CALLBACKS.get(kind.__name__):
                 raise SettingError(f"{kind.__name__}: algorithms make their own batches and gradient steps; use {instead}")
-    last = next((each for each in callbacks if isinstance(each, EndRun)), None)
+    last = next((callback for callback in callbacks if isinstance(callback, EndRun)), None)
     if last is None:
         return list(callbacks)
-    removed = [each for each in last.during if each not in callbacks]
-    return [each for each in last.before if each not in removed] + [each for each in callbacks if each not in last.during]
+    removed = [callback for callback in last.during if callback not in callbacks]
+    return [callback for callback in last.before if callback not in removed] + [
+        callback for callback in callbacks if callback not in last.during
+    ]

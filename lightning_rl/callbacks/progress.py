@@ -62,7 +62,7 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
         f"{name} on {collector.name}{copies}{behaviors}",
         f"  observations  {describe_space(spaces.observation)}",
         f"  actions       {describe_space(spaces.action)}{', masked' if spaces.masked else ''}",
-        f"  learns        {sum(each.numel() for each in parameters):,} parameters on {device}{ranks}",
+        f"  learns        {sum(parameter.numel() for parameter in parameters):,} parameters on {device}{ranks}",
         f"  length        {algorithm.length:,} {algorithm.counted}{at}, {'no seed' if seed is None else f'seed {seed}'}",
         f"  evaluation    {describe_evaluation(trainer, algorithm)}",
         *describe_returns(trainer, algorithm),
@@ -159,7 +159,7 @@ class EnvStepsProgressBar(ProgressBar):
 
     def print(self, *args: object, **kwargs: Any) -> None:
         if self.enabled:
-            self.console.print(*(printable(each) if isinstance(each, str) else each for each in args), **kwargs)
+            self.console.print(*(printable(argument) if isinstance(argument, str) else argument for argument in args), **kwargs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.started = self.shown_at = self.began_at = time.monotonic()
@@ -208,7 +208,7 @@ class EnvStepsProgressBar(ProgressBar):
         """Return how far the current iteration or evaluation is, in short texts. Reads numbers alone, which the run may be changing."""
         if trainer.state.stage == RunningStage.VALIDATING:
             evaluators = callbacks_of(trainer, RolloutEvaluator)
-            played, total = map(sum, zip(*(each.count_episodes(trainer) for each in evaluators), strict=True))
+            played, total = map(sum, zip(*(evaluator.count_episodes(trainer) for evaluator in evaluators), strict=True))
             return [f"evaluation: {played:,} of {total:,} episodes", f"{seconds:.0f} s"]
         updates = algorithm.updates - self.updates
         return [f"iteration: {seconds:.0f} s", *([f"{updates:,} update{'s' * (updates > 1)}"] if updates else [])]
@@ -234,7 +234,7 @@ class EnvStepsProgressBar(ProgressBar):
         result = f"mean return {short_number(mean)} ± {short_number(deviation)}{success}{where}{loss}"
         self.print(f"evaluation at {pl_module.count:,} {unit(pl_module)}: {result}")
         sampled = pl_module.collector.statistics.metrics().get("rollout/ep_rew_mean")
-        without_chance = any(each.deterministic for each in callbacks_of(trainer, RolloutEvaluator))
+        without_chance = any(callback.deterministic for callback in callbacks_of(trainer, RolloutEvaluator))
         if sampled is not None and without_chance and not self.hinted and mean < sampled - max(2 * deviation, 0.25 * abs(sampled)):
             self.hinted = True
             way_out = "evaluate the sampled policy with evaluation.deterministic false"

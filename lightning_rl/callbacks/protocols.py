@@ -76,4 +76,4 @@ class AlgorithmRun(Protocol):
 
 def callbacks_of(trainer: pl.Trainer, kind: type[Kind]) -> list[Kind]:
     """Return the callbacks of a Trainer that are instances of a class; those of the package `lightning` are not `pl.Callback`s."""
-    return [each for each in trainer.callbacks if isinstance(each, kind)]  # type: ignore[attr-defined]
+    return [callback for callback in trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]

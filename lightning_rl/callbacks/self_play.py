@@ -161,7 +161,7 @@ class SelfPlay(pl.Callback):
         """Update the ratings with a game, unless it was played against the policy's own newest weights."""
         if game.player == NEWEST and game.behavior == self.behavior:
             return
-        rivals = {each.behavior: each for each in self.rivals}
+        rivals = {rival.behavior: rival for rival in self.rivals}
         if game.behavior not in rivals:
             raise SettingError(f"the checkpoint's state of self_play is damaged: a game against {game.behavior!r}")
         self.games.append(game)
@@ -185,7 +185,7 @@ class SelfPlay(pl.Callback):
         metrics = {"elo": self.elo, "snapshots": float(self.snapshots.taken)}
         if any((results.rows[:, 0] == self.snapshots.taken).any() for results in self.results.values()):
             metrics["rating"], metrics["rating_margin"] = self._fit()
-        names = {(each.behavior, player): name for each in self.rivals for player, name in each.fixed.items()}
+        names = {(rival.behavior, player): name for rival in self.rivals for player, name in rival.fixed.items()}
         past = [game.result for game in self.games if (game.behavior, game.player) not in names]
         if past:
             metrics["win_rate"] = win_rate(past)
@@ -199,17 +199,17 @@ class SelfPlay(pl.Callback):
 
     def _fit(self) -> Rating:
         """Fit the ratings of all players to all results, and return the policy's."""
-        everyone, zero, num = {each.behavior: each for each in (self, *self.rivals)}, {}, 0
-        for name, each in everyone.items():  # the place of a player is its number, counted from that of its behavior's player 0
-            zero[name], num = num - each.players.start, num + len(each.players)
+        everyone, zero, num = {rival.behavior: rival for rival in (self, *self.rivals)}, {}, 0
+        for name, other in everyone.items():  # the place of a player is its number, counted from that of its behavior's player 0
+            zero[name], num = num - other.players.start, num + len(other.players)
         rows = [
             results.rows + np.array([zero[name], zero[rival], 0, 0])
-            for name, each in everyone.items()
-            for rival, results in each.results.items()
+            for name, other in everyone.items()
+            for rival, results in other.results.items()
             if rival in zero
         ]
-        fixed = {zero[each.behavior] + player: each.config.initial_elo for each in self.rivals for player in each.fixed}
-        anchors = fixed or {zero[each.behavior]: each.config.initial_elo for each in self.rivals}
+        fixed = {zero[rival.behavior] + player: rival.config.initial_elo for rival in self.rivals for player in rival.fixed}
+        anchors = fixed or {zero[rival.behavior]: rival.config.initial_elo for rival in self.rivals}
         own = zero[self.behavior] + self.snapshots.taken
         return fit_ratings(np.concatenate(rows), anchors, [own])[own]
 

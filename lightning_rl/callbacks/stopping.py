@@ -78,16 +78,16 @@ class StopOnEvaluation(pl.Callback):
 
 def why_stopped(trainer: pl.Trainer) -> dict[str, str]:
     """Return why evaluations stopped a run, by setting or callback; {} if none did."""
-    ours = {name: reason for each in callbacks_of(trainer, StopOnEvaluation) for name, reason in each.reasons.items()}
-    messages = [(type(each).__name__, getattr(each, "stopping_reason_message", None)) for each in callbacks_of(trainer, object)]
+    ours = {name: reason for callback in callbacks_of(trainer, StopOnEvaluation) for name, reason in callback.reasons.items()}
+    messages = [(type(callback).__name__, getattr(callback, "stopping_reason_message", None)) for callback in callbacks_of(trainer, object)]
     return ours | {name: f"{name}: {text.removesuffix(' Signaling Trainer to stop.')}" for name, text in messages if text}
 
 
 def forget_reasons(trainer: pl.Trainer) -> None:
     """Forget why Lightning's callbacks stopped an earlier run."""
-    for each in callbacks_of(trainer, object):
-        if getattr(each, "stopping_reason_message", None) is not None:
-            each.stopping_reason_message = None  # type: ignore[attr-defined]
+    for callback in callbacks_of(trainer, object):
+        if getattr(callback, "stopping_reason_message", None) is not None:
+            callback.stopping_reason_message = None  # type: ignore[attr-defined]
 
 
 EVALUATION_METRICS = ("eval/", "val/", "val_")
@@ -112,12 +112,12 @@ def metric_of(metrics: Mapping[str, float], monitor: str, setting: str, trainer:
 
 def may_be_absent(trainer: pl.Trainer, monitor: str) -> bool:
     """Return whether some evaluations of a run may lack a metric, such as that of lessons."""
-    return any(monitor in getattr(each, "optional_metrics", ()) for each in callbacks_of(trainer, object))
+    return any(monitor in getattr(callback, "optional_metrics", ()) for callback in callbacks_of(trainer, object))
 
 
 def is_monitored(trainer: pl.Trainer, metric: str) -> bool:
     """Return whether a callback of either package of Lightning monitors a metric."""
-    return any(getattr(each, "monitor", None) == metric for each in callbacks_of(trainer, object))
+    return any(getattr(callback, "monitor", None) == metric for callback in callbacks_of(trainer, object))
 
 
 def is_least_best(monitor: str) -> bool:
@@ -132,8 +132,8 @@ def is_one_epoch(trainer: pl.Trainer) -> bool:
 
 def monitors(trainer: pl.Trainer) -> list[tuple[Any, str]]:
     """Return the callbacks of either package of Lightning that monitor a metric, and the attribute that decides when they check it."""
-    found = ((each, name) for each in callbacks_of(trainer, object) for name in WAITS_FOR_EPOCHS if hasattr(each, name))
-    return [(each, name) for each, name in found if getattr(each, "monitor", None) is not None]
+    found = ((callback, name) for callback in callbacks_of(trainer, object) for name in WAITS_FOR_EPOCHS if hasattr(callback, name))
+    return [(callback, name) for callback, name in found if getattr(callback, "monitor", None) is not None]
 
 
 def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
@@ -165,7 +165,7 @@ def check_monitors(trainer: pl.Trainer, metrics: dict[str, float]) -> list[Any]:
 
     Raises `SettingError`: the evaluation lacks a metric that it should have.
     """
-    absent = [each for each, _ in monitors(trainer) if each.monitor not in metrics and may_be_absent(trainer, each.monitor)]
+    absent = [monitor for monitor, _ in monitors(trainer) if monitor.monitor not in metrics and may_be_absent(trainer, monitor.monitor)]
     for callback, _ in monitors(trainer):
         strict = getattr(callback, "strict", False) and callback.monitor.startswith(EVALUATION_METRICS)
         if strict and callback.monitor not in metrics and callback not in absent:
@@ -213,8 +213,8 @@ class StopOnSignal(pl.Callback):
     def listening(self, forward: Callable[[int], object]) -> Iterator[None]:
         """Handle signals in this context; only the main thread can. `forward` passes them on to other processes."""
         self.received, self._seen, self._forward = None, set(), forward
-        handlers = {each: signal.getsignal(each) for each in SIGNALS}
-        self._before = {each: handler for each, handler in handlers.items() if (each, handler) != (signal.SIGHUP, signal.SIG_IGN)}
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self._before = {number: handler for number, handler in handlers.items() if (number, handler) != (signal.SIGHUP, signal.SIG_IGN)}
         self._listen()
         try:
             yield
@@ -240,13 +240,13 @@ class StopOnSignal(pl.Callback):
 
     def _listen(self) -> None:
         if self._before and threading.current_thread() is threading.main_thread():
-            for each in self._before:
-                signal.signal(each, self._handle)
+            for number in self._before:
+                signal.signal(number, self._handle)
 
     def _stop_listening(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            for each, handler in self._before.items():
-                signal.signal(each, handler)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -289,4 +289,4 @@ def any_rank_must_stop(trainer: pl.Trainer) -> bool:
 
 def must_stop(trainer: pl.Trainer) -> bool:
     """Return whether this process was asked to stop."""
-    return any(each.received is not None for each in callbacks_of(trainer, StopOnSignal))
+    return any(callback.received is not None for callback in callbacks_of(trainer, StopOnSignal))

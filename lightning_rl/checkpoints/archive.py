@@ -85,14 +85,14 @@ def leaves(tree: object, max_values: int) -> Iterator[object]:
     """
     stack: list[Iterator[object]] = [iter([tree])]
     while stack:
-        for each in stack[-1]:
+        for child in stack[-1]:
             max_values -= 1
             if max_values < 0:
                 raise NotPlainError("plain data that repeats itself until it is larger than the file")
-            if isinstance(each, dict | list | tuple | set):
-                stack.append(iter(each.values() if isinstance(each, dict) else each))
+            if isinstance(child, dict | list | tuple | set):
+                stack.append(iter(child.values() if isinstance(child, dict) else child))
                 break
-            yield each
+            yield child
         else:
             stack.pop()
         if len(stack) > MAX_DEPTH:
@@ -103,12 +103,12 @@ def mappings(tree: object) -> Iterator[Mapping[str, object]]:
     """Yield all mappings in plain data, outer ones first."""
     stack = [tree]
     while stack:
-        each = stack.pop()
-        if isinstance(each, Mapping):
-            yield each
-            stack.extend(each.values())
-        elif isinstance(each, list | tuple):
-            stack.extend(each)
+        part = stack.pop()
+        if isinstance(part, Mapping):
+            yield part
+            stack.extend(part.values())
+        elif isinstance(part, list | tuple):
+            stack.extend(part)
 
 
 def to_plain(tree: object, place: str = "state") -> Any:

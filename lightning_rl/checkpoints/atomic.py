@@ -118,8 +118,8 @@ def committing(name: str, *staged: Staged) -> Iterator[None]:
     except OSError as error:
         raise SaveError(f"{name} could not be saved ({error.strerror or error})", error.strerror) from error
     finally:
-        for each in staged:
-            each.discard()
+        for file in staged:
+            file.discard()
 
 
 def sync_folder(folder: Path) -> None:

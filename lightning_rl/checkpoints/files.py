@@ -53,9 +53,9 @@ class AtomicCheckpointIO(CheckpointIO):
         return read_verified(path, map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        for each in (Path(path), previous_path(Path(path))):
-            manifest_path(each).unlink(missing_ok=True)
-            each.unlink(missing_ok=True)
+        for generation in (Path(path), previous_path(Path(path))):
+            manifest_path(generation).unlink(missing_ok=True)
+            generation.unlink(missing_ok=True)
 
 
 def read_verified(path: str | Path, map_location: Device = None, say: Callable[[str], None] = print) -> Checkpoint:
@@ -81,7 +81,7 @@ def read_verified(path: str | Path, map_location: Device = None, say: Callable[[
 def last_generation(folder: str | Path, name: str = "last.ckpt") -> Path | None:
     """Return the checkpoint of that name in a folder, or its previous generation if it is missing; None without either."""
     path = Path(folder) / name
-    return next((each for each in (path, previous_path(path)) if each.is_file()), None)
+    return next((generation for generation in (path, previous_path(path)) if generation.is_file()), None)
 
 
 def find_saved(folder: str | Path) -> Path | None:

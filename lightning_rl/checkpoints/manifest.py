@@ -77,9 +77,9 @@ def damage(path: Path) -> str | None:
 def identity(path: Path) -> list[tuple[int, int]]:
     """Return inode numbers and times, which change when a checkpoint is saved again."""
     found = []
-    for each in (path, manifest_path(path)):
+    for file in (path, manifest_path(path)):
         with suppress(OSError):
-            status = each.stat()
+            status = file.stat()
             found.append((status.st_ino, status.st_mtime_ns))
     return found
 
@@ -181,7 +181,7 @@ class FileStore:
 
     def names(self) -> set[str]:
         """Return the names of all that is in the folder."""
-        return {each.name for each in self.folder.iterdir()} if self.folder.is_dir() else set()
+        return {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
 
     def end_save(self, saved: bool) -> None:
         """Delete what neither generation of the checkpoint needs, after it was saved or has failed."""
@@ -192,7 +192,7 @@ class FileStore:
 
     def forget(self, keep: Sequence[State]) -> None:
         """Delete the files that are in no manifest of `keep`."""
-        needed = {each["name"] for manifest in keep for each in mappings(manifest) if "sha256" in each}
+        needed = {mapping["name"] for manifest in keep for mapping in mappings(manifest) if "sha256" in mapping}
         if self.folder.is_dir() and not self.folder.is_symlink():
             for name in filter(self.is_name, self.names() - needed):
                 (self.folder / name).unlink(missing_ok=True)
@@ -254,7 +254,7 @@ class FileStore:
 
     def _check_folder(self) -> None:
         """Raise `SettingError` if files would be elsewhere: the run's folder may be a link, but no folder inside it."""
-        inside = [each for each in self.folder.parents if any(part.endswith(".ckpt.d") for part in each.parts)]
-        for each in (self.folder, *inside):
-            if each.is_symlink():
-                raise SettingError(f"{str(each)!r} is a link; {self.what} must be in the folder of the checkpoint")
+        inside = [parent for parent in self.folder.parents if any(part.endswith(".ckpt.d") for part in parent.parts)]
+        for folder in (self.folder, *inside):
+            if folder.is_symlink():
+                raise SettingError(f"{str(folder)!r} is a link; {self.what} must be in the folder of the checkpoint")

@@ -131,7 +131,7 @@ def _are_games(games: object) -> bool:
 
 def are_snapshots(snapshots: dict[int, dict[str, object]]) -> bool:
     """Return whether these are dense weights of policies, by number."""
-    weights = [value for each in dict.values(snapshots) for value in dict.values(each)]
+    weights = [value for snapshot in dict.values(snapshots) for value in dict.values(snapshot)]
     tensors = [value for value in weights if isinstance(value, Tensor)]
     return all(map(is_count, snapshots)) and len(tensors) == len(weights) and all(value.layout is torch.strided for value in tensors)
 
@@ -157,7 +157,7 @@ MATRICES = Kind(
     "matrices of float32", lambda value: (value.dtype, value.dim(), value.layout) == (torch.float32, 3, torch.strided) and is_finite(value)
 )
 RATING = Kind("a rating", _is_rating)
-RATINGS = Kind("ratings of players", lambda value: all(type(player) is int and _is_rating(each) for player, each in dict.items(value)))
+RATINGS = Kind("ratings of players", lambda value: all(type(player) is int and _is_rating(rating) for player, rating in dict.items(value)))
 SCORES = Kind("scores of players", are_scores)
 GAMES = Kind("results of games", _are_games)
 SNAPSHOTS = Kind("weights of snapshots", are_snapshots)

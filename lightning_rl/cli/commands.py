@@ -116,7 +116,7 @@ def print_result(algorithm: Algorithm, result: dict[str, float]) -> None:
     if "exploitability" in result:
         print(f"the best opponent wins {result['exploitability']:.3f} per game against it")
     for name in [key.removesuffix("/return_mean") for key in result if key.endswith("/return_mean")]:
-        mean, std, low, high = (result[f"{name}/return_{each}"] for each in ("mean", "std", "min", "max"))
+        mean, std, low, high = (result[f"{name}/return_{statistic}"] for statistic in ("mean", "std", "min", "max"))
         print(f"{name}: return {mean:.2f}" + ("" if result["episodes"] == 1 else f" ± {std:.2f} (min {low:.2f}, max {high:.2f})"))
     for curriculum in make_curriculum(algorithm.env):
         print(printable(f"played in the final lessons: {curriculum.finals()}"))

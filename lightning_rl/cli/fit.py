@@ -159,7 +159,7 @@ class PlannedCLI(CLI):
         trainer = self.trainer
         if self.plan.settings is not None and (other := first_difference(self.plan.settings, trainer.config)) is not None:
             raise SettingError(f"{other} has changed in a config file since these runs began; change it back, or start new runs")
-        monitor = next((each.monitor for each in callbacks_of(trainer, BestModel)), CheckpointConfig.monitor)
+        monitor = next((callback.monitor for callback in callbacks_of(trainer, BestModel)), CheckpointConfig.monitor)
         trainer.callbacks.append(ReportRun(self.ask, monitor, self.plan.width))
         if force or last_generation(self.plan.folder / "checkpoints") is None:  # new, or killed before it saved anything
             trainer.fit(model, init_from=init_from, force=True)

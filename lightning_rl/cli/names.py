@@ -105,7 +105,7 @@ def instead_of(word: str, following: list[str]) -> str:
     """Suggest what to write instead of a word that is not an option, such as the name of an algorithm or a config."""
     named = next((model for model in MODELS if model.lower() == word.lower()), None)
     if named is not None:
-        env_id = next((each for each in following[:1] if not each.startswith("-")), "CartPole-v1")
+        env_id = next((argument for argument in following[:1] if not argument.startswith("-")), "CartPole-v1")
         return f"write --model {named} --model.env.id {env_id}"
     if (config_folder() / f"{word}.yaml").is_file() or word.endswith((".yaml", ".yml")):
         return f"write --config {word}"

@@ -69,7 +69,7 @@ class SeedRun:
 def fit_seeds(given: SeedOptions, options: list[Option], imports: list[str]) -> int:
     """Train a run for each seed."""
     redirect_notices()
-    written = [f"{each.name}={each.value}" if each.value else each.name for each in options]
+    written = [f"{option.name}={option.value}" if option.value else option.name for option in options]
     base = check(written, imports)
     trainer = base.trainer
     check_settings(base)
@@ -89,7 +89,7 @@ def fit_seeds(given: SeedOptions, options: list[Option], imports: list[str]) -> 
     train_all(runs, pool, display)
     if pool.received is not None:
         again = [f"--seeds={given.seeds}", *([f"--jobs={given.jobs}"] if given.jobs else [])]
-        arguments = [each for each in written if not each.startswith("--force")]
+        arguments = [argument for argument in written if not argument.startswith("--force")]
         say(f"stopped by {pool.received.name}; continue: {command_line('fit', [*arguments, *again], imports)}")
         end_program(pool.received)
     print_results(runs)
@@ -169,10 +169,12 @@ def has_ended(base: CheckingCLI, saved: Path) -> bool:
     """Return whether a run is complete: it has its full length and its last evaluation, or its evaluations ended it."""
     trainer = base.trainer
     count, states = check_fits(base.model, saved), read_checkpoint(saved)["callbacks"]
-    evaluated = [states[each.state_key]["evaluated_at"] for each in callbacks_of(trainer, RolloutEvaluator) if each.state_key in states]
-    stoppers = [each for each in callbacks_of(trainer, StopOnEvaluation) if each.state_key in states]
+    evaluated = [
+        states[callback.state_key]["evaluated_at"] for callback in callbacks_of(trainer, RolloutEvaluator) if callback.state_key in states
+    ]
+    stoppers = [callback for callback in callbacks_of(trainer, StopOnEvaluation) if callback.state_key in states]
     finished = count >= base.model.length and all(at == count for at in evaluated)
-    return finished or any(each.has_stopped(states[each.state_key]) for each in stoppers)
+    return finished or any(stopper.has_stopped(states[stopper.state_key]) for stopper in stoppers)
 
 
 # ---------------------------------------------------------------- while they run, and afterwards

@@ -82,7 +82,7 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         if config is not None:
             settings = (config.get("model") or {}).get("init_args") or {}
             settings.update(convert_integers(kinds, settings))
-            for name, section in [*((each, settings.get(each)) for each in PARTS), *((each, config.get(each)) for each in SECTIONS)]:
+            for name, section in [*((part, settings.get(part)) for part in PARTS), *((part, config.get(part)) for part in SECTIONS)]:
                 if isinstance(section, dict):
                     section.update(convert_integers(kinds_of_section(name), section))
             env_id = settings.get("env", {}).get("id", env_id)
@@ -185,7 +185,7 @@ def find_algorithm(class_path: object) -> type:
         raise SettingError(f"model {class_path!r}: {reason}; a module must be installed or in the current folder") from error
     found = getattr(imported, name, None)  # this package imports its algorithms lazily
     if found is None:
-        algorithms = {name for name, each in vars(imported).items() if is_algorithm(each)}
+        algorithms = {name for name, value in vars(imported).items() if is_algorithm(value)}
         raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, algorithms)}")
     if not is_algorithm(found):
         raise SettingError(f"model {class_path!r} is not an algorithm: it must be a subclass of lightning_rl.Algorithm")

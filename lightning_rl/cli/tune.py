@@ -72,14 +72,14 @@ def describe_study(study: Study, model: Algorithm) -> None:
     runs = f"{settings.seeds} runs" if settings.seeds > 1 else "a run"
     drawn = f"drawn by {settings.sampler}"
     if settings.sampler == "tpe":
-        missing = [shorten_path(each.path) for each in dimensions if each.path not in study.first_values]
+        missing = [shorten_path(dimension.path) for dimension in dimensions if dimension.path not in study.first_values]
         drawn += f", at first the config's own values{' except for ' * bool(missing)}{', '.join(missing)}"
     say(f"study of {type(model).__name__} on {environment_name(model.env)}")
     say(f"  trials        {settings.trials}, each {runs} of {model.length:,} {model.counted}")
     if settings.confirm:
         new = f"{settings.confirm_seeds} new seed{'s' * (settings.confirm_seeds > 1)}"
         say(f"  at the end    the best {settings.confirm} again, with {new} each")
-    say(f"  settings      {', '.join(shorten_path(each.path) for each in dimensions)} ({study.space.source})")
+    say(f"  settings      {', '.join(shorten_path(dimension.path) for dimension in dimensions)} ({study.space.source})")
     say(f"  values        {drawn}")
     best = f"the {objective.mode} of {objective.monitor} in at most {objective.evaluations} evaluations"
     say(f"  compared by   {best}; pruner {settings.pruner}")
@@ -186,11 +186,11 @@ def check_space(space: SearchSpace, options: list[str], imports: list[str], algo
     alone; a combination that is wrong fails in its trial.
     """
     try:
-        for each in space.dimensions:
-            check_option(f"--{each.path}", algorithm.__name__, [name for name in settings_of(algorithm) if name != "spaces"])
-        samples = [(each, each.samples()) for each in space.dimensions]
+        for dimension in space.dimensions:
+            check_option(f"--{dimension.path}", algorithm.__name__, [name for name in settings_of(algorithm) if name != "spaces"])
+        samples = [(dimension, dimension.samples()) for dimension in space.dimensions]
         for number in range(max(len(values) for _, values in samples)):
-            chosen = [each.option(values[number % len(values)]) for each, values in samples]
+            chosen = [sample.option(values[number % len(values)]) for sample, values in samples]
             try:
                 check([*options, *chosen], imports)
             except SettingError:

@@ -256,7 +256,7 @@ class _Match:
         side, reward = played.side, moves.reward
         if not is_finite(reward):
             paid = zip(side.rows[copies].flat, reward.flat, strict=True)
-            reward = np.reshape([self._check(played, row, tree_index(played.before, row), each)[1] for row, each in paid], reward.shape)
+            reward = np.reshape([self._check(played, row, tree_index(played.before, row), one)[1] for row, one in paid], reward.shape)
         played.returns[copies] += reward
         played.was_present[copies] |= reward != 0  # also of an agent that came in this step
         rows = side.rows[copies]

@@ -270,7 +270,7 @@ class Collector:
             self.store(self.stepper.restart_all() if self._restarts else self.stepper.step(action))
         tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
-        memory = tree_stack([tree_to_torch(each, self.generator.device) for each in self._memories]) if len(self._memory) else ()
+        memory = tree_stack([tree_to_torch(memory, self.generator.device) for memory in self._memories]) if len(self._memory) else ()
         ends = gather_ends(self._ends, partial(allocate, self._space)) if self._ends else NO_ENDS
         reward, marks, start = self._rewards.unsqueeze(-1), self._marks, self._marks["start"]
         flags = marks["terminated"][:-1], marks["truncated"][:-1], marks["valid"][:-1], start
@@ -534,7 +534,7 @@ def gather_ends(found: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_ob
     env = np.concatenate(envs)
     obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
     memory = tree_map(lambda *leaves: np.concatenate(leaves), *after)
-    return Ends(np.repeat(steps, [len(each) for each in envs]), env, obs, memory)
+    return Ends(np.repeat(steps, [len(own_envs) for own_envs in envs]), env, obs, memory)
 
 
 def join(unrolls: Sequence[Unroll]) -> Unroll:
@@ -545,5 +545,5 @@ def join(unrolls: Sequence[Unroll]) -> Unroll:
     joined: Unroll = tree_map(lambda *leaves: np.concatenate(leaves, 1), *bodies)
     first = np.cumsum([0, *(unroll.reward.shape[1] for unroll in unrolls)])
     ends = [unroll.ends._replace(env=unroll.ends.env + shift) for unroll, shift in zip(unrolls, first, strict=False)]
-    ends = [each for each in ends if len(each.step)] or ends[:1]
+    ends = [part for part in ends if len(part.step)] or ends[:1]
     return joined._replace(ends=tree_map(lambda *leaves: np.concatenate(leaves), *ends))

@@ -341,9 +341,9 @@ def rates_of(episodes: Sequence[Episode]) -> dict[str, float]:
     An episode without a report then counts as a failure. A game is won if the learner beats more of the others than beat it.
     """
     rates = {}
-    if any(each.success is not None for each in episodes):
-        rates["success_rate"] = float(np.mean([each.success or 0.0 for each in episodes]))
-    if results := [each.result for each in episodes if each.result is not None]:
+    if any(episode.success is not None for episode in episodes):
+        rates["success_rate"] = float(np.mean([episode.success or 0.0 for episode in episodes]))
+    if results := [episode.result for episode in episodes if episode.result is not None]:
         rates |= {"win_rate": win_rate(results), "draw_rate": results.count(0.5) / len(results)}
     return rates
 
@@ -375,7 +375,7 @@ def summarize(episodes: list[Episode]) -> dict[str, Any]:
         "length_mean": np.mean([episode.length for episode in episodes]),
     }
     statistics |= rates_of(episodes)
-    if results := [each.result for each in episodes if each.result is not None]:
+    if results := [episode.result for episode in episodes if episode.result is not None]:
         statistics["points"] = np.mean(results)
     for part, own in returns_of_parts(episodes).items():
         found = {"mean": np.mean(own), "std": np.std(own), "min": min(own), "max": max(own)}

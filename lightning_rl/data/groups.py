@@ -217,7 +217,7 @@ def make_group_batch(groups: GroupRollout, returns: Tensor, advantage: Tensor, s
     """
     rows, size = groups.rows, groups.present.shape[-1]
     there = groups.present.any(-1)
-    weight, group_weight = (each / each.sum().clamp(min=1) for each in (groups.present.float(), there.float()))
+    weight, group_weight = (rows / rows.sum().clamp(min=1) for rows in (groups.present.float(), there.float()))
 
     def split(tree: Tree) -> Tree:
         return tree_map(lambda leaf: leaf.unflatten(1, (-1, size)), tree)
@@ -228,8 +228,8 @@ def make_group_batch(groups: GroupRollout, returns: Tensor, advantage: Tensor, s
     steps, length = len(weight), min(sequence_length, len(weight))
     batch = flatten_time(batch) if length == 1 else in_sequences(batch, length)
     if steps % length:
-        for each in (batch.weight, batch.group_weight):
-            each.unflatten(0, (length, -1, there.shape[1]))[steps % length :, -1] = 0.0
+        for row_weight in (batch.weight, batch.group_weight):
+            row_weight.unflatten(0, (length, -1, there.shape[1]))[steps % length :, -1] = 0.0
     return batch._replace(episode_start=batch.episode_start.unflatten(0, (length, -1)), memory=flatten_time(split(rows.memory)))
 
 
@@ -243,7 +243,7 @@ def group_minibatches(batch: GroupBatch, batch_size: int, normalize_advantage: b
             return leaf.unflatten(0, (length, num)).index_select(1, chosen).flatten(0, 1)
 
         part: GroupBatch = tree_map(take, steps)
-        weight, group_weight = (each / each.sum().clamp(min=1e-12) for each in (part.weight, part.group_weight))
+        weight, group_weight = (rows / rows.sum().clamp(min=1e-12) for rows in (part.weight, part.group_weight))
         advantage = part.advantage
         if normalize_advantage:
             advantage = normalize(advantage.flatten(), weight.flatten()).view_as(advantage)

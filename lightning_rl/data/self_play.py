@@ -74,7 +74,7 @@ class SelfPlayConfig:
     @property
     def names(self) -> list[str]:
         """Return the names of the opponents, which checkpoints store."""
-        return [name_opponent("each of self_play.opponents", each) for each in self.opponents]
+        return [name_opponent("each of self_play.opponents", opponent) for opponent in self.opponents]
 
     @property
     def turn_steps(self) -> int:
@@ -85,7 +85,7 @@ class SelfPlayConfig:
 def check_teams(teams: object) -> None:
     """Raise `SettingError` unless these are two or more patterns of agents, or lists of patterns."""
     listed = [[team] if isinstance(team, str) else team for team in teams] if isinstance(teams, list | tuple) else []
-    if len(listed) < 2 or not all(isinstance(team, list | tuple) and all(isinstance(each, str) for each in team) for team in listed):
+    if len(listed) < 2 or not all(isinstance(team, list | tuple) and all(isinstance(name, str) for name in team) for team in listed):
         raise SettingError(f"self_play.teams must be a list of patterns of agents, one or more for each team, got {teams!r}")
 
 
@@ -141,7 +141,7 @@ class Snapshots:
 
     def take(self) -> None:
         """Store the weights of the current policy, with its normalizer's statistics."""
-        self.weights[self.taken] = {name: each.to("cpu", copy=True) for name, each in self.network.state_dict().items()}
+        self.weights[self.taken] = {name: tensor.to("cpu", copy=True) for name, tensor in self.network.state_dict().items()}
         if isinstance(distribution := getattr(self.network, "distribution", None), EpsilonGreedy):
             self.weights[self.taken][EPSILON] = torch.tensor(distribution.epsilon, dtype=torch.float64)
         self.taken += 1
@@ -178,7 +178,7 @@ class Snapshots:
                 number = int(number)
                 tensors = {name: torch.as_tensor(value) for name, value in values.items()}
                 load_weights(network, tensors)
-                if not all(bool(torch.isfinite(each).all()) for each in tensors.values()):
+                if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
                     raise ValueError("NaN or infinite weights")
             except (RuntimeError, TypeError, AttributeError, ValueError, OverflowError) as error:
                 raise SettingError(f"snapshot {number} of self_play does not fit this network") from error
@@ -206,9 +206,9 @@ class SnapshotStore(FileStore):
         with self.saving():
             names = self.names()
             files = [SnapshotFile(file, [k for k in numbers if k in weights]) for file, numbers in self.files if file.name in names]
-            files = [each for each in files if each.numbers]
-            new = sorted(weights.keys() - {number for each in files for number in each.numbers})
-            at_once = max(1, MAX_FILE_BYTES // sum(each.nbytes for each in weights[new[0]].values())) if new else 1
+            files = [file for file in files if file.numbers]
+            new = sorted(weights.keys() - {number for file in files for number in file.numbers})
+            at_once = max(1, MAX_FILE_BYTES // sum(weight.nbytes for weight in weights[new[0]].values())) if new else 1
             for k in range(0, len(new), at_once):
                 numbers = new[k : k + at_once]
                 content = {number: dict(weights[number]) for number in numbers}
@@ -220,7 +220,7 @@ class SnapshotStore(FileStore):
         """Return the snapshots in the files of a manifest. Raises `SettingError`: one is missing or damaged."""
         weights: dict[int, dict[str, Tensor]] = {}
         with self.loading():
-            files = [SnapshotFile(self.file_of(each), each["numbers"]) for each in entries]
+            files = [SnapshotFile(self.file_of(entry), entry["numbers"]) for entry in entries]
             for file, numbers in files:
                 data = self.read(file)
                 try:

@@ -68,28 +68,28 @@ class JointStatistics:
     @property
     def reports_success(self) -> bool:
         """Return whether any episode has reported its success."""
-        return any(each.statistics.reports_success for each in self.collectors.values())
+        return any(collector.statistics.reports_success for collector in self.collectors.values())
 
     @property
     def mean_length(self) -> float:
         """Return the mean over behaviors of the mean length of their last episodes."""
-        return float(np.mean([each.statistics.mean_length for each in self.collectors.values()]))
+        return float(np.mean([collector.statistics.mean_length for collector in self.collectors.values()]))
 
     def share_reports(self) -> None:
         """Let every rank know which behaviors have reported success."""
-        for each in self.collectors.values():
-            each.statistics.share_reports()
+        for collector in self.collectors.values():
+            collector.statistics.share_reports()
 
     def clear(self) -> None:
         """Forget the finished episodes."""
-        for each in self.collectors.values():
-            each.statistics.clear()
+        for collector in self.collectors.values():
+            collector.statistics.clear()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of episodes, averaged over behaviors."""
         found: dict[str, list[float]] = {}
-        for each in self.collectors.values():
-            for name, value in each.statistics.metrics().items():
+        for collector in self.collectors.values():
+            for name, value in collector.statistics.metrics().items():
                 found.setdefault(name, []).append(value)
         return {name: float(np.mean(values)) for name, values in found.items()}
 
@@ -103,8 +103,8 @@ class JointCollector:
     def __init__(self, world: World, collectors: Mapping[str, Collector]) -> None:
         self.world, self.collectors = world, collectors
         self.name, self.num_envs, self.can_be_saved, self.close = world.name, world.num_copies, world.can_be_saved, world.close
-        self.learners = {name: each for name, each in collectors.items() if each.stepper.learns}  # type: ignore[union-attr]
-        self.n_steps = min(each.n_steps for each in self.learners.values())
+        self.learners = {name: collector for name, collector in collectors.items() if collector.stepper.learns}  # type: ignore[union-attr]
+        self.n_steps = min(learner.n_steps for learner in self.learners.values())
         self.statistics = JointStatistics(self.learners)
         self.steps = 0
         """Steps of the world on this rank."""
@@ -130,7 +130,7 @@ class JointCollector:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of each behavior under its name, and the means over learning behaviors."""
-        found = {f"{name}/{key}": value for name, each in self.collectors.items() for key, value in each.metrics().items()}
+        found = {f"{name}/{key}": value for name, collector in self.collectors.items() for key, value in collector.metrics().items()}
         return self.statistics.metrics() | found
 
     def take_notices(self) -> list[str]:
@@ -140,8 +140,8 @@ class JointCollector:
     def interrupt(self) -> None:
         """Abandon the episodes of all behaviors after an error. Copies in the middle of a step cannot be saved."""
         self.interrupted, self.world.can_be_saved = True, False
-        for each in self.collectors.values():
-            each.interrupt()
+        for collector in self.collectors.values():
+            collector.interrupt()
 
     def get_state(self) -> State:
         """Return the state of the world; only between two steps."""

@@ -79,7 +79,10 @@ def summarize(demonstrations: Iterable[Demonstration]) -> str:
 
 def concatenate_steps(demonstrations: Iterable[Demonstration], from_env: Callable[[Tree], Tree]) -> tuple[Tree, Tree, np.ndarray]:
     """Return the observations, the actions as a policy samples them, and the terminations of all steps, `[M, ...]`."""
-    rows = [(tree_index(each.obs, slice(None, -1)), from_env(each.action), each.terminated) for each in demonstrations]
+    rows = [
+        (tree_index(demonstration.obs, slice(None, -1)), from_env(demonstration.action), demonstration.terminated)
+        for demonstration in demonstrations
+    ]
     return tree_map(lambda *leaves: np.concatenate(leaves), *rows)
 
 

@@ -84,7 +84,7 @@ def new_folder(name: str, force: bool) -> Path:
         way_out = "choose another name, or replace it: --force, in Python force=True"
         raise SettingError(f"dataset {shown(name)} already exists, in {shown(folder)}; {way_out}")
     what = "is a file" if folder.is_file() else "holds other things too"
-    if folder.is_file() or (folder.exists() and [each.name for each in folder.iterdir()] != ["data"]):
+    if folder.is_file() or (folder.exists() and [path.name for path in folder.iterdir()] != ["data"]):
         raise SettingError(f"dataset {shown(name)} cannot be replaced: {shown(folder)} {what}; choose another name")
     return folder
 
@@ -123,8 +123,8 @@ def differences(there: Plain, here: Plain, name: str) -> Iterator[str]:
         yield f"{name} is {_short(there['type'])} in the dataset and {here['type']} in the algorithm"
     elif "subspaces" in here:
         children, own = (
-            each if isinstance(each, dict) else dict(zip(map(str, range(len(each))), each, strict=True))
-            for each in (there["subspaces"], here["subspaces"])
+            part if isinstance(part, dict) else dict(zip(map(str, range(len(part))), part, strict=True))
+            for part in (there["subspaces"], here["subspaces"])
         )
         if children.keys() != own.keys():
             yield f"{name} has {_short(', '.join(children))} in the dataset and {_short(', '.join(own))} in the algorithm"

@@ -210,7 +210,7 @@ def as_member(form: np.ndarray, value: object) -> np.ndarray | np.generic:
 def interleave_episodes(recorders: Iterable[RecordEpisodes]) -> list[Demonstration]:
     """Return the episodes of several environments interleaved: the first of each, the second of each, …"""
     rows = zip_longest(*(recorder.demonstrations for recorder in recorders))
-    return [each for each in chain.from_iterable(rows) if each is not None]
+    return [part for part in chain.from_iterable(rows) if part is not None]
 
 
 def record_1d(n_demos: int = 100, seed: int = 0, **settings: Any) -> RecordEpisodes:

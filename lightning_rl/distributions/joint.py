@@ -61,21 +61,21 @@ class Joint(Distribution):
         return tuple(children) if self.keys is None else dict(zip(self.keys, children, strict=True))
 
     def sample(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        return self._join(part.sample(each, legal, generator) for part, each, legal in self._inputs(x, mask))
+        return self._join(part.sample(own_x, legal, generator) for part, own_x, legal in self._inputs(x, mask))
 
     def mode(self, x: Tensor, mask: Tree = ()) -> Tree:
-        return self._join(part.mode(each, legal) for part, each, legal in self._inputs(x, mask))
+        return self._join(part.mode(own_x, legal) for part, own_x, legal in self._inputs(x, mask))
 
     def random(self, x: Tensor, mask: Tree = (), generator: Generator | None = None) -> Tree:
-        return self._join(part.random(each, legal, generator) for part, each, legal in self._inputs(x, mask))
+        return self._join(part.random(own_x, legal, generator) for part, own_x, legal in self._inputs(x, mask))
 
     def evaluate(self, x: Tensor, action: Tree, mask: Tree = ()) -> tuple[Tensor, Tensor]:
         rows = zip(self._inputs(x, mask), self._children(action), strict=True)
-        log_prob, entropy = zip(*(part.evaluate(each, child, legal) for (part, each, legal), (_, child) in rows), strict=True)
+        log_prob, entropy = zip(*(part.evaluate(row, child, legal) for (part, row, legal), (_, child) in rows), strict=True)
         return torch.cat(log_prob, -1), torch.cat(entropy, -1)
 
     def densities(self, x: Tensor, mask: Tree = ()) -> list[torch.distributions.Distribution]:
-        return [density for part, each, legal in self._inputs(x, mask) for density in part.densities(each, legal)]
+        return [density for part, own_x, legal in self._inputs(x, mask) for density in part.densities(own_x, legal)]
 
     def to_env(self, action: Tree) -> Tree:
         return self._join(part.to_env(child) for part, child in self._children(action))
@@ -88,7 +88,7 @@ class Joint(Distribution):
 
     def prediction_loss(self, x: Tensor, action: Tree) -> Tensor:
         rows = zip(self._children(action), x.split([part.num_features for part in self.parts], -1), strict=True)
-        return torch.stack([part.prediction_loss(each, child) for (part, child), each in rows]).sum(0)
+        return torch.stack([part.prediction_loss(row, child) for (part, child), row in rows]).sum(0)
 
     def flat(self, tree: Tree) -> list[Tree]:
         return [leaf for part, child in self._children(tree) for leaf in part.flat(child)]

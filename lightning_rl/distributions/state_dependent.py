@@ -127,13 +127,13 @@ class FeatureHead(nn.Linear):
         explores = [isinstance(leaf, StateDependent) for leaf in leaves]
         if not any(explores):
             raise SettingError("use_sde adds noise to Box actions, and here all actions are choices; leave it out")
-        widths = [leaf.num_parts if each else leaf.num_inputs for leaf, each in zip(leaves, explores, strict=True)]
+        widths = [leaf.num_parts if is_exploring else leaf.num_inputs for leaf, is_exploring in zip(leaves, explores, strict=True)]
         super().__init__(num_features, sum(widths))
         self.explores, self.widths = explores, widths
 
     def forward(self, z: Tensor) -> Tensor:
         parts = zip(super().forward(z).split(self.widths, -1), self.explores, strict=True)
-        return torch.cat([each for part, explores in parts for each in ((part, z) if explores else (part,))], -1)
+        return torch.cat([features for part, explores in parts for features in ((part, z) if explores else (part,))], -1)
 
 
 class Exploration:

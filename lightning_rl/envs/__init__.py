@@ -35,7 +35,7 @@ class MaskObservation(gym.ObservationWrapper):
         low, high = (np.asarray(getattr(space, name, 0)) for name in ("low", "high"))
         if low.ndim != 1:
             raise SettingError(f"MaskObservation is for a vector of numbers, got {space}")
-        if (wrong := [each for each in indices if each not in range(len(low))]) or not indices:
+        if (wrong := [k for k in indices if k not in range(len(low))]) or not indices:
             raise SettingError(f"MaskObservation: indices must be from 0 to {len(low) - 1}, got {wrong or 'none'}")
         self.indices = list(indices)
         self.observation_space = Box(self.observation(low), self.observation(high), dtype=low.dtype)

@@ -220,7 +220,7 @@ class Pendulum(Physics):
         self.cost_terms[0] = (theta + np.pi) % (2 * np.pi) - np.pi
         self.cost_terms[1] = speed
         angle2, speed2 = squares(self.cost_terms)
-        costs = angle2 + 0.1 * speed2 + 0.001 * np.array([each**2 for each in torque])
+        costs = angle2 + 0.1 * speed2 + 0.001 * np.array([number**2 for number in torque])
         speed += (self.gravity * np.sin(theta) + self.inertia * torque) * env.dt
         clip(speed, -env.max_speed, env.max_speed, out=speed)
         theta += speed * env.dt
@@ -374,9 +374,9 @@ def clip(x: np.ndarray, low: np.ndarray, high: np.ndarray, out: np.ndarray | Non
 
 def squares(x: np.ndarray) -> np.ndarray:
     """Compute `x ** 2` on Python floats: for arrays NumPy computes x * x, which may differ in the last bit."""
-    return np.array([each**2 for each in x.ravel().tolist()]).reshape(x.shape)
+    return np.array([number**2 for number in x.ravel().tolist()]).reshape(x.shape)
 
 
 def cosines(x: np.ndarray) -> np.ndarray:
     """Compute cosines with `math.cos`: NumPy's may differ in the last bit on processors with SIMD instructions."""
-    return np.array([math.cos(each) for each in x.tolist()])
+    return np.array([math.cos(number) for number in x.tolist()])

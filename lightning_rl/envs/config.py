@@ -90,7 +90,7 @@ class EnvConfig:
         for name, kind in {"kwargs": dict, "wrappers": list}.items():
             if not isinstance(getattr(self, name), kind):
                 raise SettingError(f"env.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
-        object.__setattr__(self, "wrappers", [as_wrapper(each) for each in self.wrappers])
+        object.__setattr__(self, "wrappers", [as_wrapper(wrapper) for wrapper in self.wrappers])
         if not as_parameters(self.parameters) and self.observe_parameters:
             raise SettingError("env.observe_parameters needs env.parameters")
         for name in ("atari", "observe_parameters"):

@@ -19,9 +19,9 @@ class Sampler:
     seed: int = field(default=-1, kw_only=True)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if each.type is float:
-                check_number(each.name, getattr(self, each.name))
+        for setting in fields(self):
+            if setting.type is float:
+                check_number(setting.name, getattr(self, setting.name))
         check_range("seed", self.seed, -1, whole=True)
         self.check()
 
@@ -134,7 +134,7 @@ def as_sampler(name: str, setting: object) -> Sampler:
         raise SettingError(f"{name}.sampler_type {kind!r} is not known{nearest(str(kind), SAMPLERS)}")
     if not isinstance(parameters, Mapping):
         raise SettingError(f"{name}.sampler_parameters must be a mapping, got {parameters!r}")
-    check_names(f"{name}.sampler_parameters.", parameters, [each.name for each in fields(SAMPLERS[kind])], f" of {kind}")
+    check_names(f"{name}.sampler_parameters.", parameters, [known.name for known in fields(SAMPLERS[kind])], f" of {kind}")
     try:
         return SAMPLERS[kind](**parameters)
     except SettingError as error:
@@ -235,7 +235,7 @@ class Parameter:
 
     def until(self, lesson: int) -> LessonValues:
         """Return the values of all lessons up to and including this one."""
-        values = [as_plain(each.value) for each in self.lessons[: lesson + 1]]
+        values = [as_plain(stage.value) for stage in self.lessons[: lesson + 1]]
         return {"values": values, "replay": self.replay_old_lessons, "first": 0}
 
     def only(self, lesson: int) -> LessonValues:

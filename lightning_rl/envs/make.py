@@ -82,7 +82,7 @@ def make_vector_env(env: EnvSource, num_envs: int = DEFAULT_NUM_ENVS, first: int
         one = builders[0]()
         cls = ClassicControlEnvs if chosen and should_step_at_once(one, env.num_envs) else TurnVectorEnv
         return cls([lambda: one, *builders[1:]])
-    return SyncVectorEnv([partial(CheckedEnv, each, i) for i, each in enumerate(builders)], autoreset_mode=mode, copy=False)
+    return SyncVectorEnv([partial(CheckedEnv, builder, i) for i, builder in enumerate(builders)], autoreset_mode=mode, copy=False)
 
 
 def make_env(config: EnvSource, index: int = 0) -> gym.Env:
@@ -197,7 +197,7 @@ def _find_masks(env: gym.Env | VectorEnv, spaces: Spaces, name: str) -> Spaces:
             f"reset of the environment {name} must return an observation and an info, a mapping; got {shorten(repr(result), 60)}"
         )
     info = result[1]
-    if isinstance(env, SyncVectorEnv) and MASK not in info and any(each.has_wrapper_attr("action_masks") for each in env.envs):
+    if isinstance(env, SyncVectorEnv) and MASK not in info and any(single.has_wrapper_attr("action_masks") for single in env.envs):
         raise SettingError("action_masks() of a ready vector environment is not called: wrap each in lightning_rl.envs.masks.MaskInfo")
     spaces = spaces._replace(masked=spaces.masked or MASK in info)
     if spaces.masked:
@@ -222,7 +222,7 @@ def describe_wrappers(env: EnvSource) -> list[str]:
     elif env.vectorization != "envpool" and (env.wrappers or env.path is None or find_user_module(env.path)):
         native = env.vectorization == "native"
         builders = [partial(make_vector_env, env) if native else partial(make_env, single_env_config(env))]
-    return describe_effects([*effects_by_class(env), *(each for build in builders for each in find_effects(build))])
+    return describe_effects([*effects_by_class(env), *(effect for build in builders for effect in find_effects(build))])
 
 
 class EnvPool(VectorWrapper):
@@ -292,7 +292,7 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
         hint = f"; did you mean {module}{colon}{close}?" if close else ""
         if name in PACKAGES:
             raise SettingError(f"env.id {name} is a package; name one of its environments, such as {PACKAGES[name]}") from error
-        if names := [each for each in ("parallel_env", "env") if callable(getattr(sys.modules.get(name), each, None))]:
+        if names := [attribute for attribute in ("parallel_env", "env") if callable(getattr(sys.modules.get(name), attribute, None))]:
             raise SettingError(f"env.id {name} is a module with an environment of several agents; name it {name}.{names[0]}") from error
         if way := name_in_gym(name):
             raise SettingError(f"env.id {name!r} is registered in the old package gym, not in gymnasium; {way}") from error
@@ -362,7 +362,7 @@ def _wrap(env: gym.Env, wrapper: object) -> gym.Env:
     try:
         cls = getattr(importlib.import_module(module or "gymnasium.wrappers"), name)
     except (ImportError, AttributeError) as error:
-        known = [each for each in dir(gym.wrappers) if each[0].isupper()] if not module else []
+        known = [name for name in dir(gym.wrappers) if name[0].isupper()] if not module else []
         raise SettingError(f"env.wrappers: there is no {path}{nearest(name, known)}") from error
     if not (isinstance(cls, type) and issubclass(cls, gym.Wrapper)):
         raise SettingError(f"env.wrappers: {path} is not a gymnasium.Wrapper")

@@ -126,7 +126,7 @@ class EnvParameters(gym.Wrapper):
         if key not in self.streams:
             own = [] if seed < 0 else [seed]
             entropy = [*own, self.index if own and not self.of_episode else self.seed, crc32(name.encode())]
-            self.streams[key] = np.random.default_rng(None if entropy[0] is None else [int(each or 0) for each in entropy])
+            self.streams[key] = np.random.default_rng(None if entropy[0] is None else [int(number or 0) for number in entropy])
         return self.streams[key]
 
     def extend_obs(self, obs: Tree) -> Tree:
@@ -156,9 +156,9 @@ def make_target(env: gym.Env, names: Iterable[str]) -> Target:
     if method is None and known is None:
         attributes = Attributes(own, names)
         return attributes.receive, attributes.restore, attributes.check
-    for each in names:
-        if known is not None and each not in known:
-            raise SettingError(f"env.parameters.{each} is not a parameter of {name}{nearest(each, known)}")
+    for parameter in names:
+        if known is not None and parameter not in known:
+            raise SettingError(f"env.parameters.{parameter} is not a parameter of {name}{nearest(parameter, known)}")
     receive = _put_into_options if method is None else partial(_call_set_parameters, method)
     return receive, lambda values: None, lambda values: None  # the environment itself stores and uses the values
 

@@ -106,7 +106,7 @@ class Stepper:
         except BaseException as error:  # of a vector environment that does not name the copy
             keep_running(error, self.name)
             raise
-        terminated, truncated = (np.asarray(each, dtype=bool) for each in flags)  # for other dtypes, `~` is another operation
+        terminated, truncated = (np.asarray(flag, dtype=bool) for flag in flags)  # for other dtypes, `~` is another operation
         if self.mode is AutoresetMode.NEXT_STEP:
             start = self.resetting if self.workers is None else self.resetting | self.workers.lost
             valid = ~start
@@ -270,7 +270,7 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool 
     if mode is None and config is not None and config.autoreset is not None:
         mode = config.autoreset
     if isinstance(mode, str):
-        mode = next((each for each in AutoresetMode if mode.upper() in (each.name, each.value.upper())), mode)
+        mode = next((known for known in AutoresetMode if mode.upper() in (known.name, known.value.upper())), mode)
     if not isinstance(mode, AutoresetMode):
         found = f"its metadata has {'no autoreset_mode' if mode is None else f'autoreset_mode {mode!r}'}"
         fix = "give it one of gymnasium.vector.AutoresetMode, or set env.autoreset"

@@ -187,9 +187,9 @@ class TurnVectorEnv(SyncVectorEnv):
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None) -> tuple[Tree, Info]:
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
         infos: Info = {}
-        for i, (env, each, contract) in enumerate(zip(self.envs, seeds, self.contracts, strict=True)):
+        for i, (env, own_seed, contract) in enumerate(zip(self.envs, seeds, self.contracts, strict=True)):
             with contract.naming():
-                self.latest[i], info = env.reset(seed=each, options=options)
+                self.latest[i], info = env.reset(seed=own_seed, options=options)
             contract.check_obs(self.latest[i])
             infos = merge_info(self, infos, contract.read_info(info), i)
         self._stack()
@@ -212,8 +212,8 @@ class TurnVectorEnv(SyncVectorEnv):
         """Step all environments. Return observations, rewards `[N]`, terminated `[N]`, truncated `[N]`, and infos."""
         ends, rewards, latest = np.zeros((2, self.num_envs), dtype=bool), np.zeros(self.num_envs), self.latest
         infos: Info = {}
-        each = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
-        for i, (env, action) in enumerate(zip(self.envs, each, strict=True)):
+        single_actions = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
+        for i, (env, action) in enumerate(zip(self.envs, single_actions, strict=True)):
             try:
                 obs, reward, terminated, truncated, info = env.step(action)
                 if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:

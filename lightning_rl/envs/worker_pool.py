@@ -139,9 +139,9 @@ class WorkerVectorEnv(VectorEnv):
         mask = np.ones(self.num_envs, bool) if options is None else options.pop("reset_mask", np.ones(self.num_envs, bool))
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
         self.seeds = [old if new is None else new for old, new in zip(self.seeds, seeds, strict=True)]
-        replies = self._ask([_request("reset", each, options) if asked else None for each, asked in zip(seeds, mask, strict=True)])
+        replies = self._ask([_request("reset", own_seed, options) if asked else None for own_seed, asked in zip(seeds, mask, strict=True)])
         self._replaced &= ~mask  # a new worker begins with a reset
-        return self.observations, self._infos([self._first[i] if mask[i] and each is None else each for i, each in enumerate(replies)])
+        return self.observations, self._infos([self._first[i] if mask[i] and reply is None else reply for i, reply in enumerate(replies)])
 
     def step(self, actions: Tree) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments. Rows of replaced workers are `lost`, and have the first observation of a new episode."""

@@ -44,8 +44,8 @@ class ReplacedWrapperError(SettingError):
 
 def check_wrappers(env: AnyEnv) -> None:
     """Raise `ReplacedWrapperError` if a setting replaces one of an environment's wrappers."""
-    for each in (env, *(env.unwrapped.envs if isinstance(env.unwrapped, SyncVectorEnv) else ())):
-        for layer in layers(each):
+    for single in (env, *(env.unwrapped.envs if isinstance(env.unwrapped, SyncVectorEnv) else ())):
+        for layer in layers(single):
             if setting := replaced_by(layer):
                 raise ReplacedWrapperError.of(type(layer).__name__, setting)
 
@@ -65,8 +65,8 @@ def replaced_by(layer: AnyEnv) -> str | None:
 
 def check_saved_statistics(given: Sequence[object]) -> None:
     """Raise `SettingError` if the wrappers in settings normalized observations, which older versions allowed."""
-    for each in given:
-        module, _, name = str(each["class_path"] if isinstance(each, Mapping) else each).rpartition(".")
+    for wrapper in given:
+        module, _, name = str(wrapper["class_path"] if isinstance(wrapper, Mapping) else wrapper).rpartition(".")
         if name == "NormalizeObservation" and module.partition(".")[0] in ("", "gymnasium"):
             what = f"this policy acts on observations of {name}, whose statistics were not saved with it"
             raise SettingError(f"{what}; train it again with normalize_obs: running, or pass env= and normalize them yourself")
@@ -89,7 +89,7 @@ def effects_by_class(env: object) -> list[Effect]:
     """Return what the classes of the wrappers of an environment say about them."""
     kinds = (gym.RewardWrapper, VectorRewardWrapper)
     known = [*layers(env)] if isinstance(env, gym.Env | VectorEnv) else []
-    return [Effect(type(each).__name__, isinstance(each, kinds), setting=replaced_by(each)) for each in known]
+    return [Effect(type(wrapper).__name__, isinstance(wrapper, kinds), setting=replaced_by(wrapper)) for wrapper in known]
 
 
 def find_effects(build: Callable[[], AnyEnv]) -> list[Effect]:
@@ -99,11 +99,11 @@ def find_effects(build: Callable[[], AnyEnv]) -> list[Effect]:
 
 def describe_effects(effects: Sequence[Effect]) -> list[str]:
     """Return lines for the user about wrappers. Raises `ReplacedWrapperError`: a setting replaces one of them."""
-    for each in effects:
-        if each.setting:
-            raise ReplacedWrapperError.of(each.name, each.setting)
-    changing = ", ".join(dict.fromkeys(each.name for each in effects if each.changes_rewards))
-    remembering = ", ".join(dict.fromkeys(each.name for each in effects if each.remembers))
+    for effect in effects:
+        if effect.setting:
+            raise ReplacedWrapperError.of(effect.name, effect.setting)
+    changing = ", ".join(dict.fromkeys(effect.name for effect in effects if effect.changes_rewards))
+    remembering = ", ".join(dict.fromkeys(effect.name for effect in effects if effect.remembers))
     lines = []
     if changing:
         ways = "reward_scale, clip_reward and normalize_reward change only what is learned from"
@@ -152,12 +152,12 @@ def _play(
         if time.monotonic() > deadline:
             raise TimeoutError
         actions.append(legal_action(env, space, space.sample, obs, info) if given is None else given[k])
-        for each in recordings:
-            each.rewards.append(0.0)
+        for recording in recordings:
+            recording.rewards.append(0.0)
         obs, _, terminated, truncated, info = env.step(deepcopy(actions[-1]))
         if not isinstance(env, VectorEnv) and (terminated or truncated):
             break
-    return [each.pop() for each in recordings], actions
+    return [recording.pop() for recording in recordings], actions
 
 
 def _try_wrappers(build: Callable[[], AnyEnv], deadline: float) -> list[Effect]:

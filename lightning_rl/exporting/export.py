@@ -73,7 +73,7 @@ def export_policy(
         name = type(ckpt_path).__name__ if isinstance(ckpt_path, RunModule) else ckpt_path
         raise SettingError(f"{name} is not a run on this machine: name a file to write, out")
     file = None if isinstance(ckpt_path, RunModule) else best_of(ckpt_path)
-    suffixes = {each.suffix: name for name, each in FORMATS.items()}
+    suffixes = {export_format.suffix: name for name, export_format in FORMATS.items()}
     if format is None:
         suffix = ".onnx" if out is None else Path(out).suffix
         if suffix not in suffixes:
@@ -210,7 +210,7 @@ class Check:
                 self.difference = max(self.difference, self.compare(ours, theirs, scale, "an action"))
             elif not np.array_equal(ours, theirs):
                 x, legal = self.leaf_inputs(obs, mask, memory)[i]
-                first, second = (leaf.evaluate(x, torch.from_numpy(leaf.from_env(each)), legal)[0] for each in (ours, theirs))
+                first, second = (leaf.evaluate(x, torch.from_numpy(leaf.from_env(chosen)), legal)[0] for chosen in (ours, theirs))
                 if not bool(((first - second).abs() <= TOLERANCE * max(1.0, float(x.abs().max()))).all()):
                     raise refusal(f"makes other choices in {int((ours != theirs).sum())} of {ours.size} cases")
                 self.ties += int((ours != theirs).sum())

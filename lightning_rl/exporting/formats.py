@@ -54,7 +54,7 @@ class PolicyGraph(nn.Module):
         roles += ["action"] * len(actions) + ["memory"] * len(states)
         inputs = self.example(1)
         arrays = [*inputs, *tree_to_numpy(self(*tree_to_torch(inputs)))]
-        ports = [Port(name, role, each.shape[1:], each.dtype.name) for name, role, each in zip(names, roles, arrays, strict=True)]
+        ports = [Port(name, role, array.shape[1:], array.dtype.name) for name, role, array in zip(names, roles, arrays, strict=True)]
         self.inputs, self.outputs = ports[: len(inputs)], ports[len(inputs) :]
 
     def example(self, num: int) -> tuple[np.ndarray, ...]:

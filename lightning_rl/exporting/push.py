@@ -102,7 +102,7 @@ def push(
 def check_environment(env: object) -> None:
     """Raise `SettingError` if others cannot build an environment, because it needs files of this machine."""
     assert isinstance(env, EnvConfig)
-    for name, value in {**env.kwargs, **{f"wrappers.{k}": each for k, each in enumerate(env.wrappers)}}.items():
+    for name, value in {**env.kwargs, **{f"wrappers.{k}": wrapper for k, wrapper in enumerate(env.wrappers)}}.items():
         if place := next(places(value), None):
             raise SettingError(f"env {env.name} is built from {place} ({name}), which others do not have: it cannot be shared")
 
@@ -135,8 +135,8 @@ def evaluate(algorithm: Algorithm, episodes: int, seed: int) -> Plain:
     played = play_episodes(algorithm, episodes, seed)
     with isolate_rng(), torch_threads(1):
         numbers = statistics(algorithm, played, seed, deterministic=True)
-    each = [{"seed": one.seed, "return": one.return_, "length": one.length, **dict(one.parts)} for one in played]
-    return {"command": f"lightning-rl evaluate --episodes {episodes} --seed {seed}", "statistics": numbers, "played": each}
+    rows = [{"seed": one.seed, "return": one.return_, "length": one.length, **dict(one.parts)} for one in played]
+    return {"command": f"lightning-rl evaluate --episodes {episodes} --seed {seed}", "statistics": numbers, "played": rows}
 
 
 def add_run(folder: Path, run: Path, counter: str, say: Callable[[str], None]) -> None:
@@ -216,7 +216,9 @@ def _sections(folder: Path, repo: str, algorithm: Algorithm, results: Plain) -> 
         ),
     ]
     if modules:
-        parts.append(f"It needs code that is not included, which you must have and trust: {', '.join(f'`{each}`' for each in modules)}.")
+        parts.append(
+            f"It needs code that is not included, which you must have and trust: {', '.join(f'`{module}`' for module in modules)}."
+        )
     parts += ["## Results", _table(numbers)]
     parts.append(
         f"To reproduce: `{results['command']} --ckpt_path {address}{options}`, "
@@ -246,7 +248,7 @@ def _table(numbers: dict[str, float]) -> str:
     rows = [
         ("mean return", f"{numbers['return_mean']:.2f} ± {numbers['return_std']:.2f}"),
         ("interquartile mean", f"{numbers['iqm']:.2f}"),
-        ("lowest, median, highest", ", ".join(f"{numbers[f'return_{each}']:.2f}" for each in ("min", "median", "max"))),
+        ("lowest, median, highest", ", ".join(f"{numbers[f'return_{statistic}']:.2f}" for statistic in ("min", "median", "max"))),
         ("mean length", f"{numbers['length_mean']:.1f}"),
     ]
     if numbers["ci_low"] is not None:  # None for one episode
@@ -255,7 +257,8 @@ def _table(numbers: dict[str, float]) -> str:
         rows.append(("won, drawn, against random moves", f"{numbers['win_rate']:.1%}, {numbers['draw_rate']:.1%}"))
     behaviors = [key.removesuffix("/return_mean") for key in numbers if key.endswith("/return_mean")]
     rows += [
-        (f"mean return of {each}", f"{numbers[f'{each}/return_mean']:.2f} ± {numbers[f'{each}/return_std']:.2f}") for each in behaviors
+        (f"mean return of {behavior}", f"{numbers[f'{behavior}/return_mean']:.2f} ± {numbers[f'{behavior}/return_std']:.2f}")
+        for behavior in behaviors
     ]
     return "\n".join(["| | |", "|---|---|", *(f"| {name.replace('|', '')} | {value} |" for name, value in rows)])
 

@@ -62,7 +62,7 @@ def lines(tree: Plain, indent: str = "") -> Iterator[str]:
         if isinstance(value, Mapping) and len(line) > MAX_WIDTH:
             yield f"{indent}{name}:{comment}"
             block = dump(value, width=float("inf"))
-            yield from (f"{indent}  {each}" for each in block.splitlines())
+            yield from (f"{indent}  {line}" for line in block.splitlines())
         else:
             yield f"{indent}{line}{comment}"
 
@@ -106,7 +106,7 @@ class Settings:
     def section(self, name: str) -> Self:
         """Take a mapping as settings with their places."""
         values = self.mapping(name)
-        return type(self)(values, {each: f"{self.place(name)}.{each}" for each in values})
+        return type(self)(values, {value: f"{self.place(name)}.{value}" for value in values})
 
 
 def read_file(path: str) -> Plain:
@@ -138,10 +138,10 @@ def read_expression(text: object, where: str) -> object:
 
 def _as_data(node: Any) -> object:
     kind = type(node)
-    if kind is ast.Call and ast.unparse(node.func) == "dict" and not node.args and all(each.arg for each in node.keywords):
-        return {each.arg: _as_data(each.value) for each in node.keywords}
+    if kind is ast.Call and ast.unparse(node.func) == "dict" and not node.args and all(keyword.arg for keyword in node.keywords):
+        return {keyword.arg: _as_data(keyword.value) for keyword in node.keywords}
     if kind is ast.Dict:
         return {_as_data(key): _as_data(value) for key, value in zip(node.keys, node.values, strict=True)}
     if kind in (ast.List, ast.Tuple):
-        return [_as_data(each) for each in node.elts]
+        return [_as_data(element) for element in node.elts]
     return ast.unparse(node) if kind in (ast.Name, ast.Attribute) else ast.literal_eval(node)

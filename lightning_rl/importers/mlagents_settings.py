@@ -248,8 +248,8 @@ def set_reward_signals(config: Config, settings: Settings, trainer: str, old: bo
     ours = {name: convert_signal(config, name, as_mapping(f"{where}.{name}", signals[name]), f"{where}.{name}", old) for name in signals}
     remark = ""
     if len(ours) > 1 and trainer == "sac":
-        for each in ours.values():
-            each["strength"] /= len(ours)
+        for setting in ours.values():
+            setting["strength"] /= len(ours)
         remark = f"signals add up here and are averaged there: strengths are divided by {len(ours)}"
     elif len(ours) > 1:
         remark = "signals add up here and are averaged there, which is the same for normalized advantages"
@@ -265,7 +265,7 @@ def set_reward_signals(config: Config, settings: Settings, trainer: str, old: bo
 def convert_signal(config: Config, name: str, values: Plain, where: str, old: bool) -> Plain:
     """Convert the settings of one reward signal."""
     check_names(f"{where}.", values, SIGNALS[name], " of ML-Agents")
-    settings = Settings(values, {each: f"{where}.{each}" for each in SIGNALS[name]})
+    settings = Settings(values, {key: f"{where}.{key}" for key in SIGNALS[name]})
     ours: Plain = {"strength": settings.number("strength", 1.0), "gamma": settings.number("gamma", 0.99)}
     network = settings.mapping("network_settings")
     check_names(f"{where}.network_settings.", network, NETWORK, " of ML-Agents")

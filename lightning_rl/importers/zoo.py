@@ -171,20 +171,20 @@ def set_environment(config: Config, settings: Settings, velocities: list[int]) -
     if kept:
         config.set("model.env.wrappers", kept)
     if frames > 1:
-        for each in kept:
-            each.get("init_args", {}).pop("keep_dim", None)  # frames are the channels
+        for setting in kept:
+            setting.get("init_args", {}).pop("keep_dim", None)  # frames are the channels
         config.set("model.env.frame_stack", frames)
 
 
 def read_wrappers(setting: object, where: str) -> Iterator[tuple[str, Plain]]:
     """Yield each wrapper's class path with its arguments."""
-    for each in setting if isinstance(setting, list) else [] if setting is None else [setting]:
-        if isinstance(each, str):
-            yield each, {}
-        elif isinstance(each, dict) and len(each) == 1 and isinstance(next(iter(each.values())), dict | None):
-            yield str(next(iter(each))), next(iter(each.values())) or {}
+    for wrapper in setting if isinstance(setting, list) else [] if setting is None else [setting]:
+        if isinstance(wrapper, str):
+            yield wrapper, {}
+        elif isinstance(wrapper, dict) and len(wrapper) == 1 and isinstance(next(iter(wrapper.values())), dict | None):
+            yield str(next(iter(wrapper))), next(iter(wrapper.values())) or {}
         else:
-            raise SettingError(f"{where} must be class paths, each with its arguments, got {each!r}")
+            raise SettingError(f"{where} must be class paths, each with its arguments, got {wrapper!r}")
 
 
 def known_wrapper(name: str, settings: Plain, path: str) -> tuple[Plain, str] | None:

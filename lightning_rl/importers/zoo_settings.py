@@ -153,7 +153,7 @@ WRAPPER_DEFAULTS: dict[str, Plain] = {"TimeAwareObservation": {"normalize_time":
 def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     """Convert `policy` and `policy_kwargs`; settings that do not exist here stay in `settings`."""
     recurrent, place = "Lstm" * (algorithm == "ppo_lstm"), settings.place("policy_kwargs")
-    kinds = [f"{each}{recurrent}Policy" for each in ("Mlp", "Cnn", "MultiInput")]
+    kinds = [f"{network}{recurrent}Policy" for network in ("Mlp", "Cnn", "MultiInput")]
     kind = settings.take("policy", kinds[0])
     check_choice(settings.place("policy"), kind, ["LinearPolicy"] * (algorithm == "ars") + kinds)
     values = read_expression(settings.take("policy_kwargs", {}), place)

@@ -117,7 +117,7 @@ class PolicyNetwork(nn.Module):
         if type(self).forward is nn.Module.forward:
             return
         classes = type(self).__mro__
-        policy, forward = (-1 if n in vars(self) else [n in vars(each) for each in classes].index(True) for n in ("policy", "forward"))
+        policy, forward = (-1 if n in vars(self) else [n in vars(cls) for cls in classes].index(True) for n in ("policy", "forward"))
         if policy < forward:
             raise SettingError(f"{classes[0].__name__}.policy is replaced, but losses read forward, which it calls: replace that instead")
         if forward < policy and not isinstance(self.memory, NoMemory):
@@ -487,7 +487,9 @@ def copy_network(network: Module) -> Module:
     A function of a user's own may refer to the network that it was written for, which is then copied with it.
     """
     values = structure_of(network).values()
-    functions = [getattr(each, "__func__", each) for value in values for each in (value if isinstance(value, tuple) else (value,))]
+    functions = [
+        getattr(function, "__func__", function) for value in values for function in (value if isinstance(value, tuple) else (value,))
+    ]
     refers = any(getattr(function, "__closure__", None) for function in functions)
     attributes = [value for part in network.modules() for value in vars(part).values()]
     computed = {id(value): value.detach().clone() for value in attributes if isinstance(value, Tensor) and not value.is_leaf}

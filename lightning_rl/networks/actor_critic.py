@@ -67,8 +67,8 @@ def make_value_head(value_transform: str, value_support: Sequence[int] | None) -
         return ScalarValue(transform)
     if len(value_support) != 2:
         raise SettingError(f"value_support must be two integers, low and high, got {list(value_support)}")
-    for each in value_support:
-        check_range("value_support", each, -100_000, 100_000, whole=True)
+    for bound in value_support:
+        check_range("value_support", bound, -100_000, 100_000, whole=True)
     low, high = value_support
     if low >= high:
         raise SettingError(f"value_support: low {low} must be below high {high}")

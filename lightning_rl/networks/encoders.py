@@ -69,10 +69,10 @@ class TreeEncoder(nn.Module):
         self.leaves = nn.ModuleList([encoders[i] if i in encoders else nn.Identity() for i in range(len(leaves))])
         self.sets = [i for i in read if i not in encoders]
         self.order = sorted(encoders, key=lambda i: leaves[i].name in goals)
-        num_others = sum(each.num_features for each in encoders.values())
+        num_others = sum(part.num_features for part in encoders.values())
         self.attention = EntityAttention([leaves[i] for i in self.sets], num_others) if self.sets else None
         self.num_features = num_others + (ENTITY_SIZE if self.sets else 0)
-        self.num_goal_features = sum(each.num_features for i, each in encoders.items() if leaves[i].name in goals)
+        self.num_goal_features = sum(part.num_features for i, part in encoders.items() if leaves[i].name in goals)
         self.goal = slice(self.num_features - self.num_goal_features, self.num_features)
         self.is_vector = [(leaf.kind, len(leaf.shape)) for leaf in leaves] == [("vector", 1)]
 
@@ -228,7 +228,7 @@ class EntityAttention(nn.Module):
         embedded = []
         for entities, scale, embedding in zip(sets, self.scales, self.embeddings, strict=True):
             x = entities if entities.is_floating_point() else entities.float() * scale
-            embedded.append(silu(embedding(torch.cat([x, *(each.expand(*x.shape[:-1], ENTITY_SIZE) for each in context)], -1))))
+            embedded.append(silu(embedding(torch.cat([x, *(vector.expand(*x.shape[:-1], ENTITY_SIZE) for vector in context)], -1))))
         return torch.cat(embedded, -2)
 
 

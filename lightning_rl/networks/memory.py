@@ -167,7 +167,7 @@ class RecurrentMemory(nn.Module):
 
     def numpy_cell(self) -> Callable[[np.ndarray, Arrays], Arrays]:
         """Return `cell` on arrays, with live views of the weights."""
-        weights = [each.detach().numpy().T for each in self.parameters()]
+        weights = [parameter.detach().numpy().T for parameter in self.parameters()]
         return lambda x, state: self.numpy_step(x, state, *weights)
 
     def forward(self, features: Tensor, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:

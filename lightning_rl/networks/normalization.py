@@ -94,7 +94,7 @@ class ObservationNormalizer(nn.Module):
     @property
     def is_new(self) -> bool:
         """Return whether no row has been counted yet."""
-        return all(each.count < 1 for each in self.statistics if isinstance(each, RunningMeanStd))
+        return all(part.count < 1 for part in self.statistics if isinstance(part, RunningMeanStd))
 
     def gather(self, obs: Tree, valid: Tensor) -> None:
         """Merge the valid rows of a rollout `[T, N, ...]` after an update on it, unless the statistics are frozen."""

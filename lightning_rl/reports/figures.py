@@ -92,11 +92,11 @@ def line_styles(sections: list[Section]) -> dict[str, tuple[str, str]]:
 def make_figure(sections: list[Section], lines: dict[str, tuple[str, str]], threshold: float | None) -> Figure:
     """Return a figure with a panel for each section, one below the other, each with its legend below it."""
     names = [{group.name: legend(group) for group in section.groups} for section in sections]
-    heights = [4.4 + sum(0.1 + 0.18 * len(name.splitlines()) for name in each.values()) for each in names]
+    heights = [4.4 + sum(0.1 + 0.18 * len(name.splitlines()) for name in section_names.values()) for section_names in names]
     figure = new_figure(8, sum(heights), "compare --out")
     panels = figure.subfigures(len(sections), squeeze=False, height_ratios=heights)[:, 0]
-    for panel, section, each in zip(panels, sections, names, strict=True):
-        draw_section(panel.subplots(), section, each, lines, threshold)
+    for panel, section, section_names in zip(panels, sections, names, strict=True):
+        draw_section(panel.subplots(), section, section_names, lines, threshold)
     return figure
 
 

@@ -131,7 +131,7 @@ class Section:
             for group, task in zip(self.groups, tasks, strict=True):
                 groups[task.get(name, "not set")].append(group.name)
             if len(groups) > 1:
-                yield f"{name} is {', '.join(f'{value} in {list_names(each)}' for value, each in groups.items())}"
+                yield f"{name} is {', '.join(f'{value} in {list_names(group)}' for value, group in groups.items())}"
 
 
 def list_names(names: Sequence[str]) -> str:

@@ -158,7 +158,7 @@ def read_config(file: Path) -> Plain:
         model = config["model"]
         sections = (model.get("init_args"), config.get("trainer"), config.get("evaluation"))
         is_named = isinstance(model["class_path"], str) and isinstance(config.get("seed_everything"), int | None)
-        if is_named and all(isinstance(each or {}, dict) for each in sections):
+        if is_named and all(isinstance(section or {}, dict) for section in sections):
             return config
     except OSError as error:
         raise SettingError(f"{file} cannot be read: {error.strerror}") from error

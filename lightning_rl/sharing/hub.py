@@ -78,7 +78,7 @@ def download(text: str | Path) -> Path:
         agent = agent_of(folder)
         if agent is not None:
             return agent
-        name = choose_zip([each.name for each in folder.glob("*.zip")] or _list_files(hub, address, folder.name), address)
+        name = choose_zip([path.name for path in folder.glob("*.zip")] or _list_files(hub, address, folder.name), address)
         wanted = [name, *STATISTICS]
         return Path(hub.snapshot_download(address.repo, revision=address.revision, allow_patterns=wanted)) / name
 
@@ -143,7 +143,7 @@ def checked_answers(hub: ModuleType, address: Address) -> Iterator[None]:
         if is_json and answer.request.method == "GET" and answer.is_success and "/resolve/" not in answer.request.url.path:
             answer.read()
             ids += ids_in(answer.json())
-        if (wrong := next((each for each in ids if each is not None and not is_id(each)), None)) is not None:
+        if (wrong := next((user for user in ids if user is not None and not is_id(user)), None)) is not None:
             raise SettingError(f"{address}: the hub sends an id that is none, {shorten(repr(wrong), 60)}; nothing was downloaded")
 
     def make_client(on_answer: list[Any]) -> Any:  # the client makes a new one after an error

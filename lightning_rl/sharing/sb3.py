@@ -143,7 +143,7 @@ class _Weights:
     def layers(self, prefix: str) -> list[str]:
         """Return the names of the linear layers in a sequence, in order."""
         found = [re.fullmatch(rf"{re.escape(prefix)}\.(\d+)\.weight", name) for name in self.weights]
-        return [f"{prefix}.{number}" for number in sorted(int(each[1]) for each in found if each)]
+        return [f"{prefix}.{number}" for number in sorted(int(match[1]) for match in found if match)]
 
     def sequence(self, theirs: Iterable[str], ours: str) -> dict[str, Tensor]:
         """Return layers under our numbers, which count an activation between any two layers."""
@@ -284,7 +284,7 @@ def _open(path: Path) -> tuple[Plain, dict[str, Tensor], Checkpoint]:
                 content = read_archive(inside, "cpu")
             tensors.append(content or {})
     policy, others = tensors
-    if not isinstance(data, dict) or not all(isinstance(each, Tensor) for each in policy.values()):
+    if not isinstance(data, dict) or not all(isinstance(weight, Tensor) for weight in policy.values()):
         raise NotPlainError("its policy is not a mapping of tensors")
     return data, dict(policy), others
 
@@ -374,7 +374,7 @@ class StatisticsReader(pickle.Unpickler):
         """Return what builds arrays, or `Inert`; raise `UnpicklingError` for any other name."""
         if module in ARRAY_MODULES and name in ARRAYS:
             return ARRAYS[name]
-        if any(module == each or module.startswith(f"{each}.") for each in IGNORED):
+        if any(module == ignored or module.startswith(f"{ignored}.") for ignored in IGNORED):
             return Inert
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 

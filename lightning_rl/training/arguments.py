@@ -46,15 +46,15 @@ def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, obj
         if isinstance(given[name], Module) and "__dataclass_fields__" in vars(cls):
             instead = "; give its class" if name == "encoder" else ""
             raise SettingError(f"{name} must be plain data, which a checkpoint can hold, got a {type(given[name]).__name__}{instead}")
-        if name not in {each.name for each in fields(cls)}:
+        if name not in {field.name for field in fields(cls)}:
             read_value(name, given[name], kinds_of(cls)[name])
-    kinds = [each.kind for each in signature(cls.__init__).parameters.values()][1:]  # type: ignore[misc]
+    kinds = [parameter.kind for parameter in signature(cls.__init__).parameters.values()][1:]  # type: ignore[misc]
     by_place = math.inf if Parameter.VAR_POSITIONAL in kinds else kinds.count(Parameter.POSITIONAL_OR_KEYWORD)
     if args and isinstance(args[0], str) and args[0].endswith("Policy"):
         write = f"write {cls.__name__}('CartPole-v1', …)"
         raise SettingError(f"{args[0]!r} is not an environment: {write}; the spaces, encoder and net_arch determine the network")
     if len(args) > by_place:
-        got = ", ".join(shorten(repr(each), 30) for each in args)
+        got = ", ".join(shorten(repr(argument), 30) for argument in args)
         raise SettingError(f"{cls.__name__}({got}): only the environment is positional; write setting=value for the others")
 
 
@@ -65,7 +65,7 @@ def check_decorated(cls: type) -> None:
         if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
             notes = {name: [note for _, notes in alternatives(hint) for note in notes] for name, hint in get_annotations(base).items()}
             annotated = {name for name, found in notes.items() if any(isinstance(note, Range | BuildSchedule) for note in found)}
-            for name in sorted(vars(base).keys() & {each.name for each in fields(base)} | annotated):
+            for name in sorted(vars(base).keys() & {field.name for field in fields(base)} | annotated):
                 decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False)"
                 raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
 
@@ -77,7 +77,7 @@ def change_setting(algorithm: Any, name: str, value: object) -> object:
     """
     cls: Any = type(algorithm)
     is_ours = any(name in get_annotations(base) for base in cls.__mro__ if base.__module__.startswith("lightning_rl."))
-    assignable = {each for base in cls.__mro__ for each in vars(base).get("assignable", ())}
+    assignable = {setting for base in cls.__mro__ for setting in vars(base).get("assignable", ())}
     if is_ours and name not in assignable and name not in scheduled_settings(cls):
         raise SettingError(f"{cls.__name__}.{name} is read in the constructor: {cls.__name__}(…, {name}={value!r})")
     value = as_config(value) if name == "env" else value
@@ -92,7 +92,7 @@ def change_setting(algorithm: Any, name: str, value: object) -> object:
 def with_integers(init: Callable[..., None]) -> Callable[..., None]:
     """Make the `__init__` of a user's class accept 1e6 as an integer, and annotate its `env`, whose type the command line needs."""
     init.__annotations__.setdefault("env", EnvConfig)
-    kinds = {name: list(alternatives(each.annotation)) for name, each in signature(init).parameters.items()}
+    kinds = {name: list(alternatives(parameter.annotation)) for name, parameter in signature(init).parameters.items()}
 
     @wraps(init)
     def converting(self: object, *args: object, **kwargs: object) -> None:
@@ -104,7 +104,7 @@ def with_integers(init: Callable[..., None]) -> Callable[..., None]:
 def complete_settings(cls: type[Dataclass], args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     """Return the given arguments of an algorithm's class and the defaults of the others, except `spaces`, which are stored separately."""
     parameters = settings_of(cls)
-    defaults = {name: default_of(cls, each) for name, each in parameters.items() if each.default is not each.empty}
+    defaults = {name: default_of(cls, parameter) for name, parameter in parameters.items() if parameter.default is not parameter.empty}
     settings = defaults | convert_integers(kinds_of(cls), {**dict(zip(parameters, args, strict=False)), **kwargs})
     for name in scheduled_settings(cls) & settings.keys():
         if callable(function := settings[name]):
@@ -126,7 +126,7 @@ def plain(value: object) -> Any:
     if isinstance(value, Memory):
         return value.settings
     if is_dataclass(value) and not callable(value):
-        stored = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        stored = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
         if isinstance(value, EnvConfig):
             stored["id"] = value.path
         return None if isinstance(value, EnvConfig) and any(loses(getattr(value, name), stored[name]) for name in stored) else stored
@@ -168,7 +168,7 @@ def loses(value: object, stored: Any) -> bool:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if is_dataclass(value) and not callable(value):
-        parts = [(getattr(value, each.name), stored and stored[each.name]) for each in fields(value)]
+        parts = [(getattr(value, field.name), stored and stored[field.name]) for field in fields(value)]
         return not type(value).__module__.startswith("lightning_rl.") or any(loses(*part) for part in parts)
     if isinstance(value, Mapping):
         return any(map(loses, value.values(), stored.values()))

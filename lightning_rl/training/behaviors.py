@@ -134,7 +134,7 @@ def as_behavior(name: str, given: Behavior | Plain, stored: bool = False) -> Beh
     if not isinstance(given, Mapping):
         raise SettingError(f"behaviors.{name} must be a mapping of agents and learner, got {given!r}")
     check_names(f"behaviors.{name}.", given, BEHAVIOR_KEYS)
-    if missing := [each for each in BEHAVIOR_KEYS if each not in given]:
+    if missing := [key for key in BEHAVIOR_KEYS if key not in given]:
         raise SettingError(f"behaviors.{name}.{missing[0]} is missing: a behavior is a mapping of agents and learner")
     learner = given["learner"]
     if isinstance(learner, str):
@@ -280,7 +280,7 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
         return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
     if is_address(name) or Path(name).exists():
         stored = choose_behavior(RunModule.load_from_checkpoint(name), None)
-        theirs, ours = (without_hidden(each, []) for each in (stored.spaces, spaces))
+        theirs, ours = (without_hidden(given, []) for given in (stored.spaces, spaces))
         if (theirs.observation, theirs.action) != (ours.observation, ours.action):
             raise SettingError(f"opponent {name} was trained with other observations or actions than this game has")
         network: Any = stored.network.eval().requires_grad_(False)

@@ -90,7 +90,7 @@ class EvaluatingTrainer(pl.Trainer):
         algorithm = self.lightning_module if model is None else model
         if not isinstance(algorithm, RunModule):
             return None
-        if any(each is not None for each in data):
+        if any(loader is not None for loader in data):
             raise SettingError(f"{type(algorithm).__name__} is evaluated in its environment: give no dataloaders and no datamodule")
         if ckpt_path is not None:
             path = best_of(self.saved(ckpt_path))
@@ -106,8 +106,8 @@ class EvaluatingTrainer(pl.Trainer):
         """
         if ckpt_path not in ("best", "last"):
             return ckpt_path
-        savers = sorted(self.checkpoint_callbacks, key=lambda each: getattr(each, "monitor", None) is None)
-        found = next((path for each in savers if (path := getattr(each, f"{ckpt_path}_model_path", ""))), None)
+        savers = sorted(self.checkpoint_callbacks, key=lambda callback: getattr(callback, "monitor", None) is None)
+        found = next((path for saver in savers if (path := getattr(saver, f"{ckpt_path}_model_path", ""))), None)
         if found is None:
             raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved no checkpoint; call fit first, or name a file")
         return found

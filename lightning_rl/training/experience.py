@@ -64,8 +64,8 @@ def read_demonstrations(algorithm: LearningModule, setting: str, source: object)
         return load_demonstrations(source, algorithm.spaces)
     if not isinstance(source, list | tuple | None):
         raise SettingError(f"{setting} must be the name of a dataset, got {source!r}")
-    for k, each in enumerate(source or ()):
-        check_demonstration(f"demonstration {k}", setting, each, algorithm)
+    for k, episode in enumerate(source or ()):
+        check_demonstration(f"demonstration {k}", setting, episode, algorithm)
     return list(source or ())
 
 
@@ -74,7 +74,7 @@ def check_demonstration(who: str, setting: str, given: object, algorithm: Learni
     if not isinstance(given, Demonstration):
         raise SettingError(f"{who} of {setting} is a {type(given).__name__}, not a lightning_rl.Demonstration")
     read_rows(who, given.obs, given.action, None, algorithm.spaces, algorithm.network.distribution)
-    steps = {len(np.atleast_1d(each)) for each in (given.reward, given.terminated, given.truncated)}
+    steps = {len(np.atleast_1d(column)) for column in (given.reward, given.terminated, given.truncated)}
     rows = len(tree_leaves(given.action)[0])
     if steps != {rows} or not np.isfinite(given.reward).all():
         raise SettingError(f"{who} must have a reward that is a number, terminated and truncated for each of its {rows} actions")
@@ -87,12 +87,12 @@ def demonstrated_rows(algorithm: LearningModule, setting: str, source: object) -
         SettingError: as in `read_demonstrations`, or an action is not legal.
     """
     episodes = read_demonstrations(algorithm, setting, source)
-    masks = [each.action_mask[: len(each.reward)] if len(each.action_mask) else None for each in episodes]
+    masks = [episode.action_mask[: len(episode.reward)] if len(episode.action_mask) else None for episode in episodes]
     rows = [
-        read_rows(f"demonstration {k}", each.obs, each.action, mask, algorithm.spaces, algorithm.network.distribution)
-        for k, (each, mask) in enumerate(zip(episodes, masks, strict=True))
+        read_rows(f"demonstration {k}", episode.obs, episode.action, mask, algorithm.spaces, algorithm.network.distribution)
+        for k, (episode, mask) in enumerate(zip(episodes, masks, strict=True))
     ]
-    return rows if any(mask is not None for mask in masks) else [each._replace(action_mask=()) for each in rows]
+    return rows if any(mask is not None for mask in masks) else [row._replace(action_mask=()) for row in rows]
 
 
 def demonstration_draws(algorithm: LearningModule, rows: EpisodeRows, batch_size: int) -> DemonstrationDraws:
@@ -258,7 +258,7 @@ def demonstrations(algorithm: LearningModule, source: object, settings: Demonstr
         raise SettingError("this algorithm was loaded without its demonstrations; pass dataset= to train it")
     seed_draws(algorithm)
     rows = demonstrated_rows(algorithm, "dataset", source)
-    lengths = [len(tree_leaves(each.action)[0]) for each in rows]
+    lengths = [len(tree_leaves(row.action)[0]) for row in rows]
     parts = split_by_episode(lengths, settings.validation_fraction, settings.split_seed)
     learned, held = (EpisodeRows([rows[episode] for episode in part], settings.sequence_length) for part in parts)
     if not learned.num_rows:

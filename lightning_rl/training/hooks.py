@@ -270,4 +270,4 @@ leave_hooks(RunModule)
 
 def has_kind(callbacks: Iterable[pl.Callback], callback: pl.Callback) -> bool:
     """Return whether there is a callback of this kind."""
-    return any(isinstance(each, type(callback)) for each in callbacks)
+    return any(isinstance(other, type(callback)) for other in callbacks)

@@ -109,11 +109,11 @@ class Learner:
         check_float32(algorithm.network, *(online for online, _ in algorithm.target_networks))
         algorithm.counted_rows = 0
         self.unread_steps.clear()
-        for each in algorithm.side_learners:
-            if each.learns and algorithm.num_optimizers is None:
+        for learner in algorithm.side_learners:
+            if learner.learns and algorithm.num_optimizers is None:
                 name = type(algorithm).__name__
                 raise SettingError(f"{name}.configure_optimizers must return self.with_side_learners(optimizer, …)")
-            each.begin(algorithm)
+            learner.begin(algorithm)
         algorithm.own_optimizers = self.all_optimizers()[: algorithm.num_optimizers]
         self.scaler = getattr(trainer.precision_plugin, "scaler", None) or GradScaler(enabled=False)
         self.guard = algorithm.collector.guard = Guard(algorithm.on_nan, getattr(trainer, "run_folder", None), trainer.world_size)
@@ -206,8 +206,8 @@ class Learner:
         assert algorithm.collector is not None
         if self.unread_steps:
             self.read_steps()
-        for each in algorithm.active_learners:
-            each.end_iteration(algorithm)
+        for learner in algorithm.active_learners:
+            learner.end_iteration(algorithm)
         if not isinstance(algorithm.network.normalizer, NoNormalizer):
             rollout = algorithm.collector.rollout()
             algorithm.network.normalizer.gather(rollout.obs, rollout.valid)
@@ -249,15 +249,15 @@ class Learner:
     def get_state(self) -> State:
         """Return this rank's learning state that is not in weights and optimizers, with arrays."""
         algorithm = self.algorithm
-        beside = [each.get_state() for each in algorithm.side_learners]
+        beside = [learner.get_state() for learner in algorithm.side_learners]
         generators = {"learning": algorithm.generator.get_state(), "noise": algorithm.noise.get_state()}
         return {"guard": self.guard.get_state(), "beside": beside, **generators}
 
     def set_state(self, state: State) -> None:
         """Restore the state from `get_state`."""
         algorithm = self.algorithm
-        for each, own in zip(algorithm.side_learners, state["beside"], strict=True):
-            if (new := each.set_state(own)) is not None:
+        for learner, own in zip(algorithm.side_learners, state["beside"], strict=True):
+            if (new := learner.set_state(own)) is not None:
                 algorithm.say(new)
         self.set_acting_state(state["guard"])
         algorithm.generator.set_state(torch.from_numpy(state["learning"]))

@@ -163,7 +163,7 @@ class LearningModule(RunModule):
         for optimizer in optimizers:
             if isinstance(optimizer, ScheduledOptimizer):
                 optimizer.param_groups[0]["lr"] = self.learning_rate
-        return [*optimizers, *(each for learner in self.side_learners for each in learner.optimizers(self, list(optimizers)))]
+        return [*optimizers, *(optimizer for learner in self.side_learners for optimizer in learner.optimizers(self, list(optimizers)))]
 
     def step(self, loss: Tensor, optimizer: Optimizer, name: str = "loss") -> Tensor:
         """Make one gradient step: backward, mean over ranks, clipping to `max_grad_norm`. Return the gradient norm before clipping.

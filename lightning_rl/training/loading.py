@@ -106,7 +106,7 @@ def _read_zip(path: Path, env: Any) -> Checkpoint:
 
 def stored_spaces(own: Checkpoint) -> Spaces | dict[str, Spaces]:
     """Return the spaces in a checkpoint, or those of each behavior."""
-    return {name: _spaces(each) for name, each in own["behaviors"].items()} if "behaviors" in own else _spaces(own)
+    return {name: _spaces(stored) for name, stored in own["behaviors"].items()} if "behaviors" in own else _spaces(own)
 
 
 def _spaces(own: Checkpoint) -> Spaces:
@@ -175,8 +175,8 @@ def read_checkpoint(path: str | Path, map_location: str | torch.device = "cpu") 
         check_content(checkpoint, path)
         return checkpoint
     if not path.is_file() and not previous_path(path).is_file():
-        others = [each.name for each in path.parent.glob("*.ckpt")]
-        if path.suffix != ".ckpt" and (runs := [each.name for each in path.parent.glob("*") if (each / "checkpoints").is_dir()]):
+        others = [file.name for file in path.parent.glob("*.ckpt")]
+        if path.suffix != ".ckpt" and (runs := [run.name for run in path.parent.glob("*") if (run / "checkpoints").is_dir()]):
             raise SettingError(f"ckpt_path {shown(path)}: there is no such run{nearest(path.name, runs)}")
         raise SettingError(f"ckpt_path {shown(path)} is not a file; checkpoints are in RUN/checkpoints{nearest(path.name, others)}")
     checkpoint = read_verified(path, map_location)
@@ -230,7 +230,7 @@ def algorithm_class(name: str, base: type[A]) -> type[A]:
 
 def _subclasses(cls: type[A]) -> list[type[A]]:
     children: list[type[A]] = cls.__subclasses__()
-    return [each for child in children for each in (child, *_subclasses(child))]
+    return [heir for child in children for heir in (child, *_subclasses(child))]
 
 
 def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
@@ -337,14 +337,14 @@ def check_names(settings: Mapping[str, object], path: str | Path, imported: bool
 
 def _scripted_players(settings: Mapping[str, object]) -> list[str]:
     """Return the scripted opponents in settings of self-play, without random moves and runs."""
-    opponents = [each.get("opponents") for each in mappings(settings)]
-    names = [name for each in opponents if isinstance(each, list | tuple) for name in each]
+    opponents = [mapping.get("opponents") for mapping in mappings(settings)]
+    names = [name for opponent in opponents if isinstance(opponent, list | tuple) for name in opponent]
     return [name for name in names if isinstance(name, str) and name != "random" and not is_address(name) and not Path(name).exists()]
 
 
 def _own_encoders(settings: Mapping[str, object]) -> list[str]:
     """Return the encoders that settings name by path."""
-    named = [each.get("encoder") for each in mappings(settings)]
+    named = [mapping.get("encoder") for mapping in mappings(settings)]
     return [name for name in named if isinstance(name, str) and "." in name]
 
 
@@ -359,7 +359,7 @@ def _is_library(package: str) -> bool:
     """Return whether an imported package is an installed library other than ours."""
     module = sys.modules.get(package)
     places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    installed = any({"site-packages", "dist-packages"} & {*Path(each).parts} for each in places if each)
+    installed = any({"site-packages", "dist-packages"} & {*Path(place).parts} for place in places if place)
     return installed and package not in TRUSTED_PACKAGES
 
 
@@ -381,12 +381,12 @@ def _may_build(env_id: str) -> bool:
 
 def check_environment(env: object, numbers: int, path: str | Path) -> None:
     """Raise `SettingError` for an environment that opens a window, or that stacks more frames than its observations have numbers."""
-    if any(each.get("render_mode") == "human" for each in mappings(env)):
+    if any(mapping.get("render_mode") == "human" for mapping in mappings(env)):
         raise SettingError(f"{shown(path)} names the render_mode human, which opens a window; pass env yourself")
     stacked = [("frame_stack", env.get("frame_stack"))] if isinstance(env, Mapping) else []
     for wrapper in (env.get("wrappers") or []) if isinstance(env, Mapping) else ():
         if isinstance(wrapper, Mapping) and str(wrapper.get("class_path")).rpartition(".")[2] == "FrameStackObservation":
-            stacked += [("stack_size", each.get("stack_size")) for each in mappings(wrapper.get("init_args"))]
+            stacked += [("stack_size", mapping.get("stack_size")) for mapping in mappings(wrapper.get("init_args"))]
     for name, frames in stacked:
         if isinstance(frames, int | float) and frames > numbers:
             raise SettingError(f"{shown(path)} holds env.{name} {frames}, but its observations have {numbers} numbers")
@@ -405,7 +405,7 @@ def _named(settings: Mapping[str, object], path: str | Path) -> Iterator[tuple[s
     if (
         not isinstance(env_id, str)
         or not isinstance(wrappers, list | tuple)
-        or not all(isinstance(each, Mapping | str) for each in wrappers)
+        or not all(isinstance(wrapper, Mapping | str) for wrapper in wrappers)
     ):
         raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: its env is not an environment")
     module, colon, name = env_id.rpartition(":")
@@ -413,8 +413,8 @@ def _named(settings: Mapping[str, object], path: str | Path) -> Iterator[tuple[s
         yield module, name
     elif is_path(env_id) and not is_packaged(env_id):
         yield env_id.rpartition(".")[0], ""
-    paths: list[object] = [each for each in wrappers if isinstance(each, str)]
-    paths += [each[key] for each in mappings(settings) for key in ("class_path", "_instantiator") if key in each]
+    paths: list[object] = [wrapper for wrapper in wrappers if isinstance(wrapper, str)]
+    paths += [mapping[key] for mapping in mappings(settings) for key in ("class_path", "_instantiator") if key in mapping]
     paths += _own_encoders(settings)
     for named in paths:
         if not isinstance(named, str):

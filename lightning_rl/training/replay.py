@@ -172,7 +172,7 @@ def make_mixed_buffer(
 def make_full_buffer(algorithm: LearningModule, episodes: list[Demonstration], rows: RowForm, config: ReplayConfig) -> ReplayBuffer:
     """Make a buffer that is full of demonstrations."""
     least = rows["n_steps"] + 1 if rows["sequences"] is None else rows["sequences"].slots(rows["n_steps"])
-    capacity = max(least, sum(len(each.reward) for each in episodes))
+    capacity = max(least, sum(len(episode.reward) for episode in episodes))
     seed = int(np.random.SeedSequence([torch.initial_seed(), algorithm.global_rank, 1]).generate_state(1)[0])
     buffer = ReplayBuffer(**rows, capacity=capacity, config=config, seed=seed)
     write(algorithm, buffer, episodes)
@@ -181,7 +181,7 @@ def make_full_buffer(algorithm: LearningModule, episodes: list[Demonstration], r
 
 def write(algorithm: LearningModule, buffer: ReplayBuffer, episodes: list[Demonstration]) -> None:
     """Write all steps of demonstrations into a buffer, with actions as sampled, converting one episode at a time."""
-    sampled = [each._replace(action=algorithm.network.distribution.from_env(each.action)) for each in episodes]
+    sampled = [episode._replace(action=algorithm.network.distribution.from_env(episode.action)) for episode in episodes]
     buffer.extend(transitions(sampled), lambda action: action, make_masks(algorithm.spaces, "step {} of the demonstrations"))
 
 

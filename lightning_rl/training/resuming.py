@@ -110,8 +110,8 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
     check_names(checkpoint["hyper_parameters"], path, imported=False)
     algorithm.configure_model()  # Lightning allows repeated calls
     behaviors: Mapping[str, Any] = getattr(algorithm, "algorithms", {})
-    for each in behaviors.values() or [algorithm]:
-        for networks in each.target_networks:
+    for behavior in behaviors.values() or [algorithm]:
+        for networks in behavior.target_networks:
             match_target(*networks)  # as when the run begins: a user may have changed the online one
     try:
         check_weights(checkpoint["state_dict"], algorithm.state_dict(), path, own.get("changes", ()))
@@ -124,15 +124,15 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
     for rank in own.get("ranks", []):
         if rank["num_envs"] == algorithm.num_envs:
             data = rank["data"]
-            for name, each in behaviors.items() or [("", algorithm)]:
-                _check_observations(each, data["behaviors"][name]["collector"] if name else data["collector"], path)
+            for name, behavior in behaviors.items() or [("", algorithm)]:
+                _check_observations(behavior, data["behaviors"][name]["collector"] if name else data["collector"], path)
     return own[algorithm.counter]
 
 
 def _check_observations(algorithm: Any, collector: State, path: str | Path) -> None:
     """Raise `SettingError` unless the observations in a collector's state have the shapes of the environments' observations."""
     episodes, done = collector.get("episodes"), collector.get("open_iteration")
-    found = [each["obs"] for each in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
+    found = [part["obs"] for part in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
     expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
     if any(_shapes(obs) != expected for obs in found):
         raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments return")
@@ -149,7 +149,7 @@ def _optimizers(algorithm: pl.LightningModule) -> list[Optimizer] | None:
         for parameter, data, gradient in kept:
             parameter.data, parameter.grad = data, gradient
     configured = list(configured) if isinstance(configured, list | tuple) else [configured]
-    found = [each for each in configured if isinstance(each, Optimizer)]
+    found = [optimizer for optimizer in configured if isinstance(optimizer, Optimizer)]
     return found if len(found) == len(configured) else None
 
 
@@ -171,7 +171,7 @@ def check_run(
     """
     names = set(checkpoint["lightning_rl"].get("behaviors", ()))
     if names != set(behaviors):
-        theirs, ours = (", ".join(map(str, each)) or "none" for each in (names, behaviors))
+        theirs, ours = (", ".join(map(str, some)) or "none" for some in (names, behaviors))
         found = f"its behaviors are {theirs}, and those of the run {ours}"
         raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {found}")
     rules = {**RUN, **below("lightning_rl/ranks?/[]", SEVERAL if behaviors else ALONE)}
@@ -231,7 +231,7 @@ def _world_differences(rank: State, behaviors: State) -> Iterator[str]:
         if names.keys() != behaviors.keys():
             yield f"its behaviors are {', '.join(map(str, names)) or 'none'}"
     per_copy = [world["lengths"], *([] if world["states"] is None else [world["states"]])]
-    if world["num_copies"] != copies or any(len(each) != copies for each in per_copy):
+    if world["num_copies"] != copies or any(len(per_row) != copies for per_row in per_copy):
         yield f"its world does not have {copies} copies"
     if any(len(side["present"]) != copies * len(behaviors[name]["agents"]) for name, side in world["sides"].items()):
         yield "its world has different agents"

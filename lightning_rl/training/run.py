@@ -146,7 +146,7 @@ class Run:
         """Return the callbacks that the run needs with any Trainer; a user's callback of the same class replaces one for learning."""
         trainer: Any = self.trainer
         trainer.callbacks = before = user_callbacks(trainer.callbacks)
-        for_learning = (each for each in self.module.learning_callbacks() if not has_kind(before, each))
+        for_learning = (callback for callback in self.module.learning_callbacks() if not has_kind(before, callback))
         return [EndIteration(), CloseIteration(), EndRun(before), *for_learning]
 
     def build_dataset(self) -> ExperienceDataset:
@@ -284,7 +284,7 @@ class Run:
 
     def take_notices(self) -> list[str]:
         """Return lines for the user since the last call."""
-        return [f"{name}: {text}" if name else text for name, each in self.all.items() for text in each.take_notices()]
+        return [f"{name}: {text}" if name else text for name, learner in self.all.items() for text in learner.take_notices()]
 
     def _print_notices(self, ranks: list[list[str]]) -> None:
         """Print the notices of ranks, and clear this rank's own."""
@@ -295,7 +295,7 @@ class Run:
 
     def validate(self) -> dict[str, float]:
         """Return additional metrics for an evaluation, from held-out data; the same on all ranks."""
-        return {named(name, key): value for name, each in self.algorithms.items() for key, value in each.validate().items()}
+        return {named(name, key): value for name, algorithm in self.algorithms.items() for key, value in algorithm.validate().items()}
 
     def interrupt(self, abandons: bool) -> None:
         """Prepare for a save after an error.

@@ -104,14 +104,14 @@ def describe_run(run: Path, saved: Path | None) -> str:
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
     """Create a folder with its parents, and remove those that were created and are empty at the end."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
         with suppress(OSError):  # not empty
-            for each in missing:
-                each.rmdir()
+            for parent in missing:
+                parent.rmdir()
 
 
 def is_blank(run: Path) -> bool:

@@ -81,7 +81,7 @@ class ReplayFields(AlgorithmPart):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.replay = as_settings("replay", ReplayConfig, self.replay)
-        names = [each.name for each in fields(ReplayFields) if each.name != "replay"]
+        names = [setting.name for setting in fields(ReplayFields) if setting.name != "replay"]
         self.replay_settings = ReplaySettings(**{name: getattr(self, name) for name in names}, memory=self.memory)
 
     @property
@@ -258,9 +258,9 @@ def sde_settings(algorithm: StateDependentFields, steps: int, learn_features: bo
     if algorithm.sde_sample_freq == 0:
         raise SettingError("sde_sample_freq 0 would never sample the noise; use a number of steps, or -1")
     if not algorithm.use_sde:
-        for each in fields(StateDependentFields):
-            if getattr(algorithm, each.name) != each.default:
-                raise SettingError(f"{each.name} is a setting of use_sde, which is false; remove it")
+        for setting in fields(StateDependentFields):
+            if getattr(algorithm, setting.name) != setting.default:
+                raise SettingError(f"{setting.name} is a setting of use_sde, which is false; remove it")
         return None
     freq = steps if algorithm.sde_sample_freq == -1 else algorithm.sde_sample_freq
     return SDE(freq, algorithm.use_expln, algorithm.full_std, learn_features)

@@ -149,7 +149,7 @@ def imitate(
 
 def deviation(leaf: Any, mean: Tensor, action: Tensor) -> Tensor:
     """Return |μ − a| in the environment's units, `[B, D]`."""
-    predicted, taken = (leaf.to_env(each.detach().cpu().numpy()) for each in (mean, action))
+    predicted, taken = (leaf.to_env(chosen.detach().cpu().numpy()) for chosen in (mean, action))
     return torch.as_tensor(abs(predicted - taken), device=mean.device).reshape(len(mean), -1)
 
 
@@ -245,7 +245,7 @@ class Cloning(SideLearner):
             x, _ = algorithm.network.policy(batch.obs, (), batch.episode_start)
             cost, near = imitate(algorithm.network.distribution, x, batch.action, batch.action_mask, "drawn", generator=algorithm.noise)
             loss = mean(cost.sum(-1), batch.weight)
-            metrics = {"loss": loss, **{name: mean(each, batch.weight) for name, each in near.items()}}
+            metrics = {"loss": loss, **{name: mean(values, batch.weight) for name, values in near.items()}}
             algorithm.record(**{f"behavioral_cloning/{name}": value for name, value in metrics.items()})
             algorithm.step(loss, self.optimizer, "behavioral_cloning loss")
 

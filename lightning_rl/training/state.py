@@ -164,7 +164,7 @@ def packaged_names(cls: type) -> frozenset[str]:
         for member in vars(base).values() if base.__module__.startswith("lightning_rl") else ():
             parts = (member, *(getattr(member, part, None) for part in ("__func__", "func", "fget", "fset")))
             functions = [unwrap(part) for part in parts if isinstance(part, FunctionType)]
-            names |= {str(step.argval) for each in functions for step in dis.get_instructions(each) if step.opname == "STORE_ATTR"}
+            names |= {str(step.argval) for function in functions for step in dis.get_instructions(function) if step.opname == "STORE_ATTR"}
     return frozenset(names)
 
 
@@ -183,7 +183,9 @@ def is_code(value: object) -> bool:
 
 def own_modules(run: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules that may have attributes of a user: runs, and those of a user's class, by their path in the run."""
-    return ((path, each) for path, each in run.named_modules() if isinstance(each, pl.LightningModule) or not is_packaged(type(each)))
+    return (
+        (path, module) for path, module in run.named_modules() if isinstance(module, pl.LightningModule) or not is_packaged(type(module))
+    )
 
 
 def note_attributes(run: nn.Module) -> None:

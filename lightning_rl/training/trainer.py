@@ -166,9 +166,13 @@ class Trainer(EvaluatingTrainer):
         with hidden_notices():
             super().__init__(**arguments, **kwargs)
         self.given_loggers = self.loggers
-        self.savers = [each for each in given + ours if isinstance(each, BestModel | SaveCheckpoints) and each.folder is None]
-        self.model_checkpoints = [each for each in given if isinstance(each, pl.callbacks.ModelCheckpoint) and each.dirpath is None]
-        self.evaluators = [each for each in given + ours if isinstance(each, RolloutEvaluator) and each.file is None]
+        self.savers = [
+            callback for callback in given + ours if isinstance(callback, BestModel | SaveCheckpoints) and callback.folder is None
+        ]
+        self.model_checkpoints = [
+            callback for callback in given if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None
+        ]
+        self.evaluators = [callback for callback in given + ours if isinstance(callback, RolloutEvaluator) and callback.file is None]
         self.run_folder: Path | None = None
         """Folder of the last run; None before the first run, and for a run without files."""
         self.settings: Plain | None = None
@@ -201,12 +205,12 @@ class Trainer(EvaluatingTrainer):
             force: start again in the folder `run_name` even if it contains a run, which is deleted.
         """
         leave_the_program()
-        if type(model).__module__.startswith("torch.") and any(isinstance(each, RunModule) for each in model.children()):
+        if type(model).__module__.startswith("torch.") and any(isinstance(child, RunModule) for child in model.children()):
             raise SettingError("torch.compile(algorithm) would compile the whole run; set compile to true instead")
         if not isinstance(model, RunModule):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
             return
-        if any(each is not None for each in (train_dataloaders, val_dataloaders, datamodule)):
+        if any(loader is not None for loader in (train_dataloaders, val_dataloaders, datamodule)):
             raise SettingError(describe_refused_data(model))
         check_beginning(ckpt_path, init_from)
         ckpt_path = self.saved("best") if ckpt_path == "best" else ckpt_path
@@ -245,8 +249,8 @@ class Trainer(EvaluatingTrainer):
             if self.may_choose and self.strategy.root_device.type == "cuda" and suits_cpu(model):
                 self.say("a network this small probably learns faster on a CPU: trainer.accelerator cpu (auto chose the GPU)")
             keep_freed_memory()
-            for each in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
-                stack.enter_context(each)
+            for context in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
+                stack.enter_context(context)
             stack.enter_context(self.stop.listening(partial(forward_signal, self)))
             if continues_here and self._writes:
                 stack.enter_context(keeping_config(run_folder, lambda: model.count > count))
@@ -396,7 +400,7 @@ class Trainer(EvaluatingTrainer):
             names["trainer.max_steps"] = "-1"
         if self.max_epochs is not None and 0 < self.max_epochs <= self.current_epoch:
             names["trainer.max_epochs"] = "-1"
-        remaining = [each.time_remaining() for each in callbacks_of(self, Timer)]
+        remaining = [callback.time_remaining() for callback in callbacks_of(self, Timer)]
         if any(seconds is not None and seconds <= 0 for seconds in remaining):
             names["trainer.max_time"] = "null"
         names |= {f"evaluation.{name}": "null" for name in ended}
@@ -413,7 +417,7 @@ class Trainer(EvaluatingTrainer):
             self.say(f"continue it: {resume}")
         for command in filter(None, map(how_to_upload, self.loggers)):
             self.say(f"upload it: {command}")
-        best = next((each.path for each in callbacks_of(self, BestModel)), None)
+        best = next((callback.path for callback in callbacks_of(self, BestModel)), None)
         if best is not None and best.exists() and model.hparams["env"] is not None:
             here = f'lightning_rl.evaluate("{best}")' + ("" if in_notebook() else " in this program, which defines it")
             command = f"{evaluate} --ckpt_path {quote(str(best))} --episodes 100"

@@ -51,7 +51,7 @@ def check_flags(flags: Mapping[str, object], own: Iterable[str]) -> None:
             raise SettingError(f"{name} is not read: give the Trainer {name.removeprefix('PL_TRAINER_').lower()}")
     for flag, (neutral, reason, instead) in REFUSED_FLAGS.items():
         value = flags.get(flag)
-        same = any(value == each and type(value) is type(each) for each in neutral)  # 1 means one batch, 1.0 all batches
+        same = any(value == default and type(value) is type(default) for default in neutral)  # 1 means one batch, 1.0 all batches
         if value is not None and not same:
             raise SettingError(f"trainer.{flag} {value!r}: {reason}; use {instead}")
 
@@ -93,18 +93,18 @@ def check_run_name(name: str | None) -> None:
 
 def check_callbacks(callbacks: Iterable[object]) -> None:
     """Raise `SettingError` for a function or a class among callbacks. Callbacks of the package `lightning` are not `pl.Callback` either."""
-    for each in callbacks:
-        if isinstance(each, type) or not hasattr(each, "on_train_start"):
-            name = getattr(each, "__name__", repr(each))
-            instead = f"write {name}(…)" if isinstance(each, type) else "it must be a pytorch_lightning.Callback, see docs/your_own.md"
+    for callback in callbacks:
+        if isinstance(callback, type) or not hasattr(callback, "on_train_start"):
+            name = getattr(callback, "__name__", repr(callback))
+            instead = f"write {name}(…)" if isinstance(callback, type) else "it must be a pytorch_lightning.Callback, see docs/your_own.md"
             raise SettingError(f"trainer.callbacks: {name} is not a callback; {instead}")
 
 
 def check_loggers(loggers: object) -> None:
     """Raise `SettingError` unless this is true, false, a logger, or a list of loggers."""
-    for each in loggers if isinstance(loggers, list | tuple) else [loggers]:
-        if each is not None and not isinstance(each, bool) and not hasattr(each, "log_metrics"):
-            raise SettingError(f"trainer.logger: {each!r} is not a logger; give one such as WandbLogger(), or a list of them")
+    for logger in loggers if isinstance(loggers, list | tuple) else [loggers]:
+        if logger is not None and not isinstance(logger, bool) and not hasattr(logger, "log_metrics"):
+            raise SettingError(f"trainer.logger: {logger!r} is not a logger; give one such as WandbLogger(), or a list of them")
 
 
 def check_beginning(ckpt_path: object, init_from: object) -> None:

@@ -152,7 +152,7 @@ class Confirmation:
     def values(self, number: int) -> list[float]:
         """Return the value of each new run of a trial; NaN for those that have failed or not ended."""
         found = [self._found(StudyRun(number, seed)) for seed in self.seeds]
-        return [self.objective.best([value for _, value in each["evaluations"]]) if each["ended"] else math.nan for each in found]
+        return [self.objective.best([value for _, value in trial["evaluations"]]) if trial["ended"] else math.nan for trial in found]
 
     def mean(self, trial: FrozenTrial) -> float:
         """Return the mean over all runs of a trial, old and new; NaN if one has failed or not ended."""
@@ -180,7 +180,8 @@ def check_records(study: optuna.Study, space: SearchSpace, objective: Objective,
         raise ValueError(f"its direction is {direction}, that of its config is {objective.mode}imize")
     trials = study.get_trials()
     plain = [
-        {"state": each.state, "values": [*map(list, each.intermediate_values.items())], "attributes": each.user_attrs} for each in trials
+        {"state": trial.state, "values": [*map(list, trial.intermediate_values.items())], "attributes": trial.user_attrs}
+        for trial in trials
     ]
     if error := first_error({"trials": plain, **study.user_attrs}, RECORDS):
         raise ValueError(error)

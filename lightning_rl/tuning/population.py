@@ -109,7 +109,7 @@ class Population:
     def end(self, member: int, error: str = "") -> None:
         """Record that the run of a member has ended, or has failed."""
         self.ended += 1
-        own = [each for each in self.evaluations if each.member == member]
+        own = [evaluation for evaluation in self.evaluations if evaluation.member == member]
         result = f"{as_text(own[-1].value)} at {own[-1].count:,}" if own else "no evaluation"
         if error:
             self.errors.append(error)
@@ -119,8 +119,8 @@ class Population:
 
     def replace(self, member: int, source: int, values: Mapping[str, Value]) -> dict[str, Value]:
         """Let a member continue from another member's run, with settings clipped to the ranges of the space; return the settings."""
-        values = {each.path: each.clip(values[each.path]) for each in self.space.dimensions}
-        last, own = ([each for each in self.evaluations if each.member == one][-1] for one in (source, member))
+        values = {dimension.path: dimension.clip(values[dimension.path]) for dimension in self.space.dimensions}
+        last, own = ([evaluation for evaluation in self.evaluations if evaluation.member == one][-1] for one in (source, member))
         before = last.periods[-1].values
         self.periods[member] = (*last.periods, Period(last.count, values, source))
         changed = [
@@ -136,14 +136,14 @@ class Population:
 
     def _table(self) -> str:
         """Return a CSV row for each evaluation, with the settings that led to it; the first row of a period names its source."""
-        paths = [each.path for each in self.space.dimensions]
+        paths = [dimension.path for dimension in self.space.dimensions]
         rows: list[list[object]] = [["count", "member", "value", "continued_from", *map(shorten_path, paths)]]
         seen: set[int] = set()
-        for each in self.evaluations:
-            period = each.periods[-1]
+        for evaluation in self.evaluations:
+            period = evaluation.periods[-1]
             source = "" if period.source is None or id(period) in seen else period.source
             seen.add(id(period))
-            rows.append([each.count, each.member, repr(each.value), source, *(period.values[path] for path in paths)])
+            rows.append([evaluation.count, evaluation.member, repr(evaluation.value), source, *(period.values[path] for path in paths)])
         return as_csv(rows)
 
     def _keep_best(self) -> None:
@@ -152,18 +152,18 @@ class Population:
         checkpoint = self.run_folder(self.best.member) / "checkpoints" / "best.ckpt"
         for file, name in ((checkpoint, "best.ckpt"), (manifest_path(checkpoint), "best.ckpt.json")):
             write_bytes(self.folder / name, file.read_bytes())
-        paths = [each.path for each in self.space.dimensions]
-        rows = [[each.start, *(each.values[path] for path in paths)] for each in self.best.periods]
+        paths = [dimension.path for dimension in self.space.dimensions]
+        rows = [[period.start, *(period.values[path] for path in paths)] for period in self.best.periods]
         write_text(self.folder / "schedule.csv", as_csv([["from", *map(shorten_path, paths)], *rows]))
 
     def replay(self, scheduled: Collection[str]) -> dict[str, Value]:
         """Return the settings that repeat the schedule of the best member; the last value where that is not a schedule of numbers."""
         assert self.best is not None
         periods, found = self.best.periods, dict(self.best.periods[-1].values)
-        times = [each.start / self.objective.length for each in periods]
+        times = [period.start / self.objective.length for period in periods]
         for path in found:
-            values = [each.values[path] for each in periods]
-            if shorten_path(path) in scheduled and len(periods) > 1 and all(isinstance(each, int | float) for each in values):
+            values = [period.values[path] for period in periods]
+            if shorten_path(path) in scheduled and len(periods) > 1 and all(isinstance(value, int | float) for value in values):
                 points = [[at, value] for at, *both in zip(times[1:], values, values[1:], strict=False) for value in both]
                 found[path] = {"schedule": "piecewise", "points": [[0.0, values[0]], *points]}
         return found
@@ -180,7 +180,7 @@ class Population:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise missing_extra("matplotlib", "plots", "the picture of a population") from error
-        panels: list[tuple[str, Callable[[Evaluation], float]]] = [(self.objective.monitor, lambda each: each.value)]
+        panels: list[tuple[str, Callable[[Evaluation], float]]] = [(self.objective.monitor, lambda evaluation: evaluation.value)]
         for dimension in self.space.dimensions:
             panels.append((shorten_path(dimension.path), partial(setting_of, dimension)))
         columns = min(3, len(panels))
@@ -196,22 +196,22 @@ class Population:
     def _draw(self, axes: Axes, name: str, value: Callable[[Evaluation], float]) -> None:
         """Draw a line for each member, broken where it continues from another one."""
         for member in range(self.size):
-            own = [each for each in self.evaluations if each.member == member]
-            for period in dict.fromkeys(id(each.periods[-1]) for each in own):
-                part = [each for each in own if id(each.periods[-1]) == period]
-                counts, values = [each.count for each in part], [value(each) for each in part]
+            own = [evaluation for evaluation in self.evaluations if evaluation.member == member]
+            for period in dict.fromkeys(id(evaluation.periods[-1]) for evaluation in own):
+                part = [evaluation for evaluation in own if id(evaluation.periods[-1]) == period]
+                counts, values = [evaluation.count for evaluation in part], [value(evaluation) for evaluation in part]
                 label = f"member {member}" if part[0] is own[0] else None
                 axes.plot(counts, values, marker="o", markersize=3, linewidth=1, color=f"C{member % 10}", label=label)
         axes.set_title(name, loc="left")
         axes.grid(color="#dddddd", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("steps of the run")
-        dimension = next((each for each in self.space.dimensions if shorten_path(each.path) == name), None)
+        dimension = next((dimension for dimension in self.space.dimensions if shorten_path(dimension.path) == name), None)
         distribution = None if dimension is None else dimension.distribution
         if dimension is None:
             axes.legend(frameon=False, fontsize="small")
         if isinstance(distribution, CategoricalDistribution):
-            axes.set_yticks(range(len(distribution.choices)), [as_text(each) for each in distribution.choices])
+            axes.set_yticks(range(len(distribution.choices)), [as_text(choice) for choice in distribution.choices])
         elif distribution is not None and distribution.log:
             axes.set_yscale("log")
 
@@ -255,11 +255,11 @@ def restore_run(folder: Path, run: Path) -> None:
 
 def mutable_space(space: SearchSpace, is_packaged: bool) -> SearchSpace:
     """Return the space of a population: a packaged space loses settings that cannot change, a user's raises `SettingError` for them."""
-    fixed = [each.path for each in space.dimensions if shorten_path(each.path) not in MUTABLE]
+    fixed = [dimension.path for dimension in space.dimensions if shorten_path(dimension.path) not in MUTABLE]
     if fixed and not is_packaged:
         known = ", ".join(sorted(MUTABLE))
         raise SettingError(f"{space.source}: {fixed[0]} cannot change while a run is trained; --population varies {known}")
-    kept = tuple(each for each in space.dimensions if each.path not in fixed)
+    kept = tuple(dimension for dimension in space.dimensions if dimension.path not in fixed)
     if not kept:
         raise SettingError(f"{space.source} has no setting that can change while a run is trained: name another space, --space")
     return SearchSpace(space.source, kept)

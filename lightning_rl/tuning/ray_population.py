@@ -94,7 +94,9 @@ class Scheduler(PopulationBasedTraining):
             perturbation_interval=1,
             metric="value",
             mode=population.objective.mode,
-            hyperparam_mutations={"values": {each.path: mutation(each.distribution) for each in population.space.dimensions}},
+            hyperparam_mutations={
+                "values": {dimension.path: mutation(dimension.distribution) for dimension in population.space.dimensions}
+            },
             quantile_fraction=SHARE,
             log_config=False,
             synch=True,
@@ -123,8 +125,8 @@ class Scheduler(PopulationBasedTraining):
         self._go_on(tune_controller, trial)
 
     def _go_on(self, tune_controller: TuneController, ended: Trial) -> None:
-        others = [each for each in tune_controller.get_live_trials() if each is not ended]
-        times = [self._trial_state[each].last_train_time for each in others]
+        others = [trial for trial in tune_controller.get_live_trials() if trial is not ended]
+        times = [self._trial_state[other].last_train_time for other in others]
         if times and min(times) >= self._next_perturbation_sync:
             self._next_perturbation_sync += self._perturbation_interval
 
@@ -205,12 +207,13 @@ MAX_CHOICES = 20
 """Ranges of at most this many integers change to a neighboring integer."""
 
 
-def mutation(each: Distribution) -> list[Value] | Domain:
+def mutation(distribution: Distribution) -> list[Value] | Domain:
     """Return what Ray Tune draws a setting from: a list, in which it moves to neighbors, for choices and short ranges; else a range."""
-    if isinstance(each, CategoricalDistribution):
-        return list(each.choices)
-    if isinstance(each, IntDistribution) and each.high - each.low <= MAX_CHOICES:
-        return list(range(each.low, each.high + 1, each.step))  # in a range it takes 0.8 or 1.2 times the number, rounded down: 2 stays 2
-    if isinstance(each, IntDistribution):
-        return tune.lograndint(each.low, each.high + 1) if each.log else tune.randint(each.low, each.high + 1)
-    return tune.loguniform(each.low, each.high) if each.log else tune.uniform(each.low, each.high)
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    if isinstance(distribution, IntDistribution):
+        low, high = distribution.low, distribution.high
+        if high - low <= MAX_CHOICES:  # in a range it takes 0.8 or 1.2 times the number, rounded down: 2 stays 2
+            return list(range(low, high + 1, distribution.step))
+        return tune.lograndint(low, high + 1) if distribution.log else tune.randint(low, high + 1)
+    return tune.loguniform(distribution.low, distribution.high) if distribution.log else tune.uniform(distribution.low, distribution.high)

@@ -29,7 +29,7 @@ def write_trials(study: Study) -> Path:
     """Write `trials.csv`: a row for each trial, with its value, the mean of all seeds if it was run again, each seed's, and settings."""
     file, confirmation, seeds = study.folder / "trials.csv", study.confirmation, study.settings.seeds
     again = {trial.number: confirmation.values(trial.number) for trial in confirmation.trials}
-    paths = [each.path for each in study.space.dimensions]
+    paths = [dimension.path for dimension in study.space.dimensions]
     text = StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     numbered = [f"seed_{seed + 1}" for seed in range(seeds + len(confirmation.seeds) * bool(again))]

@@ -86,7 +86,7 @@ class SearchSpace:
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
         """Return Optuna's distributions by the settings' paths."""
-        return {each.path: each.distribution for each in self.dimensions}
+        return {dimension.path: dimension.distribution for dimension in self.dimensions}
 
     def find_values(self, config: Mapping[str, object], schedules: Mapping[str, Schedule]) -> dict[str, Value]:
         """Find the values of a config: one outside a range moves to the nearer end, one that is not among the choices is left out.
@@ -96,20 +96,20 @@ class SearchSpace:
             schedules: the model's schedules; each counts with its first value.
         """
         found: dict[str, Value] = {}
-        for each in self.dimensions:
-            name = each.path.removeprefix("model.")
+        for dimension in self.dimensions:
+            name = dimension.path.removeprefix("model.")
             value = schedules[name](0.0) if name in schedules else find_setting(config, name)
             value = as_choice(value)
-            if isinstance(each.distribution, CategoricalDistribution):
-                if value in (choices := each.distribution.choices):
-                    found[each.path] = choices[choices.index(value)]  # 1 and true are equal: take the listed one
+            if isinstance(dimension.distribution, CategoricalDistribution):
+                if value in (choices := dimension.distribution.choices):
+                    found[dimension.path] = choices[choices.index(value)]  # 1 and true are equal: take the listed one
             elif isinstance(value, int | float) and not isinstance(value, bool):
-                found[each.path] = each.clip(value)
+                found[dimension.path] = dimension.clip(value)
         return found
 
     def options(self, values: Mapping[str, Value]) -> list[str]:
         """Return the options of `fit` for the values of a trial."""
-        return [each.option(values[each.path]) for each in self.dimensions]
+        return [dimension.option(values[dimension.path]) for dimension in self.dimensions]
 
     def describe(self, values: Mapping[str, Value]) -> str:
         """Write the values of a trial on one line."""
@@ -144,13 +144,13 @@ def find_space(name: str | None, algorithm: type) -> Path:
     """
     packaged = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
     if name is None:
-        found = [packaged[each.__name__] for each in algorithm.__mro__ if each.__name__ in packaged]
+        found = [packaged[base.__name__] for base in algorithm.__mro__ if base.__name__ in packaged]
         if not found:
             raise SettingError(f"there is no packaged search space for {algorithm.__name__}: write one and name it, --space FILE")
         return found[0]
     path = Path(name)
     if not path.is_file():
-        raise SettingError(f"--space {name}: there is no such file{nearest(name, [str(each) for each in path.parent.glob('*.yaml')])}")
+        raise SettingError(f"--space {name}: there is no such file{nearest(name, [str(file) for file in path.parent.glob('*.yaml')])}")
     return path
 
 
@@ -180,10 +180,10 @@ def read_choices(name: str, choices: object) -> CategoricalDistribution:
     """Return the distribution of a list of values."""
     if not isinstance(choices, list) or not choices:
         raise SettingError(f"{name}.choices must be a list of values, got {choices!r}")
-    for each in choices:
-        if each is not None and not isinstance(each, bool | int | float | str | list | dict):
-            raise SettingError(f"{name}.choices: {each} is neither a number, a string, true, false, null, a list nor a mapping")
-    texts = [json.dumps(each, default=str) for each in choices]
+    for choice in choices:
+        if choice is not None and not isinstance(choice, bool | int | float | str | list | dict):
+            raise SettingError(f"{name}.choices: {choice} is neither a number, a string, true, false, null, a list nor a mapping")
+    texts = [json.dumps(choice, default=str) for choice in choices]
     twice = next((text for text in texts if texts.count(text) > 1), None)
     if twice is not None:
         raise SettingError(f"{name}.choices: {twice} appears twice")
@@ -215,6 +215,6 @@ def read_range(name: str, setting: Plain) -> FloatDistribution | IntDistribution
             raise SettingError(f"{name}.step {step} is less than a billionth of the range from {low} to {high}: leave it out")
         if not math.isclose((high - low) / step, round((high - low) / step)):
             raise SettingError(f"{name}.step {step} does not divide the range from {low} to {high}")
-    if all(isinstance(each, int) for each in (low, high, 1 if step is None else step)):
+    if all(isinstance(number, int) for number in (low, high, 1 if step is None else step)):
         return IntDistribution(low, high, log=log, step=1 if step is None else step)
     return FloatDistribution(low, high, log=log, step=step)

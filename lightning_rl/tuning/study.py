@@ -105,7 +105,7 @@ def open_storage(folder: Path) -> RDBStorage:
     Raises `ValueError`: it holds another study, or rows of a trial that is missing, which a new trial would take over.
     """
     storage = RDBStorage(f"sqlite:///{folder / FILE}", engine_kwargs={"poolclass": NullPool})
-    names = [each.study_name for each in storage.get_all_studies()]
+    names = [study.study_name for study in storage.get_all_studies()]
     if names not in ([], [STUDY]):
         raise ValueError(f"it holds {', '.join(names)}, not a study of tune")
     with storage.engine.connect() as connection:
@@ -117,7 +117,7 @@ def open_storage(folder: Path) -> RDBStorage:
 
 def reason_of(error: BaseException) -> str:
     """Return why SQLite, or Optuna, failed, on one line."""
-    cause = next((each for each in causes_of(error) if isinstance(each, SQLAlchemyError)), error)
+    cause = next((found for found in causes_of(error) if isinstance(found, SQLAlchemyError)), error)
     reason = getattr(cause, "orig", None) or (cause if type(cause) is ValueError else f"{type(cause).__name__}: {cause}")
     return shorten(str(reason), 100, placeholder=" …")
 
@@ -175,7 +175,7 @@ class Study:
 
     def _check_definition(self, config: Mapping[str, object]) -> None:
         own = {name: value for name, value in vars(self.settings).items() if name not in CHANGEABLE}
-        space = {path: distribution_to_json(each) for path, each in self.space.distributions.items()}
+        space = {path: distribution_to_json(distribution) for path, distribution in self.space.distributions.items()}
         definition = {"config": config, "space": space, **own}
         before = self.study.user_attrs.get("definition")
         if before is None and not self.trials:
@@ -196,7 +196,7 @@ class Study:
         try:
             yield
         except Exception as error:  # Ray Tune raises its own
-            if not any(isinstance(each, SQLAlchemyError) for each in causes_of(error)):
+            if not any(isinstance(found, SQLAlchemyError) for found in causes_of(error)):
                 raise
             what = f"{self.folder / FILE} could not be written ({reason_of(error)})"
             raise UnsavedError(f"{what}: make room there, and repeat the command, which continues the study") from error

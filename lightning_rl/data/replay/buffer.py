@@ -407,7 +407,7 @@ def describe_memory(
     words = f"replay buffer: {buffer_size:,} transitions" + f" on each of {ranks} ranks" * (ranks > 1) + f", {format_bytes(size)}"
     if config.directory is not None:
         folder = Path(config.directory).absolute()
-        free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.is_dir())).free
+        free = shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir())).free
         if size > free:
             raise SettingError(f"{words}, but the disk of replay.directory {config.directory} has {format_bytes(free)}; lower buffer_size")
         return f"{words} in {config.directory}"

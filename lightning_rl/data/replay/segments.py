@@ -73,7 +73,7 @@ class SegmentStore(FileStore):
                 "format_version": FORMAT_VERSION,
                 "settings": _settings_of(buffer),
                 "position": buffer.position(),
-                "segments": [{**each.file._asdict(), "start": each.start, "stop": each.stop} for each in segments],
+                "segments": [{**segment.file._asdict(), "start": segment.start, "stop": segment.stop} for segment in segments],
                 "priorities": None if weights is None else weights._asdict(),
             }
         )
@@ -82,9 +82,9 @@ class SegmentStore(FileStore):
     def _kept(self, buffer: ReplayBuffer) -> tuple[list[Segment], np.ndarray]:
         """Return the segments that stay valid, and the first row of each ring to write; small last segments are rewritten."""
         oldest = _oldest(buffer)
-        segments = [each for each in self.segments if (each.stop > oldest).any()]
+        segments = [segment for segment in self.segments if (segment.stop > oldest).any()]
         names = self.names()
-        if not segments or (segments[-1].stop > buffer.written).any() or any(each.file.name not in names for each in segments):
+        if not segments or (segments[-1].stop > buffer.written).any() or any(segment.file.name not in names for segment in segments):
             return [], oldest
         start = np.maximum(oldest, segments[-1].stop - 1)
         while segments:
@@ -106,12 +106,12 @@ class SegmentStore(FileStore):
             manifest = to_arrays(dict(manifest))
             _check_settings(manifest, buffer)
             buffer.continue_from(manifest["position"])
-            segments = [_segment(each, self.file_of(each), buffer) for each in manifest["segments"]]
+            segments = [_segment(segment, self.file_of(segment), buffer) for segment in manifest["segments"]]
             _check_cover(segments, buffer)
             types = buffer.layout.part_types()
             for segment in segments:
                 rows, after = segment.places(buffer)
-                bound = sum(each.itemsize for each in types) * (2 * len(rows) + len(after)) + (len(types) + 1) * MAX_HEADER_BYTES
+                bound = sum(type_.itemsize for type_ in types) * (2 * len(rows) + len(after)) + (len(types) + 1) * MAX_HEADER_BYTES
                 buffer.layout.restore(rows, after, self._read_arrays(segment.file, types, bound))
             rows = buffer.locate(np.arange(buffer.ready))
             if buffer.priorities is not None:
@@ -162,7 +162,7 @@ def _settings_of(buffer: ReplayBuffer) -> dict[str, object]:
         "replay.optimize_memory_usage": buffer.layout.ahead > 0,
         "replay.prioritized": buffer.priorities is not None,
         "frame_stack": buffer.layout.frames,
-        "observations and actions": " ".join(str(each) for each in buffer.layout.part_types()),
+        "observations and actions": " ".join(str(type_) for type_ in buffer.layout.part_types()),
     }
 
 
@@ -190,10 +190,10 @@ def _segment(entry: State, file: File, buffer: ReplayBuffer) -> Segment:
 def _check_cover(segments: Sequence[Segment], buffer: ReplayBuffer) -> None:
     """Raise `ValueError` unless the segments are contiguous and hold all rows of the buffer."""
     covered, before = _oldest(buffer), np.zeros_like(buffer.written)
-    for each in segments:
-        if (each.start > covered).any() or (each.start < before).any():
+    for segment in segments:
+        if (segment.start > covered).any() or (segment.start < before).any():
             raise ValueError("segments that do not follow each other")
-        covered, before = np.maximum(covered, each.stop), each.start
+        covered, before = np.maximum(covered, segment.stop), segment.start
     if (covered != buffer.written).any():
         raise ValueError("rows that are in no segment")
 
@@ -204,4 +204,4 @@ def _oldest(buffer: ReplayBuffer) -> np.ndarray:
 
 
 def _row_bytes(buffer: ReplayBuffer) -> int:
-    return sum(each.itemsize for each in buffer.layout.part_types()[:3])
+    return sum(type_.itemsize for type_ in buffer.layout.part_types()[:3])

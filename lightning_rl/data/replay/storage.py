@@ -243,7 +243,7 @@ class DerivedNext:
     @classmethod
     def bytes_per_row(cls, template: Row, frames: int = 1) -> int:
         """Return the bytes of a transition, without the final observations of episodes."""
-        return sum(record_type(each).itemsize for each in cls._templates(template, frames)) + (5 if frames <= 256 else 6)
+        return sum(record_type(part).itemsize for part in cls._templates(template, frames)) + (5 if frames <= 256 else 6)
 
     def successor(self, rows: np.ndarray) -> np.ndarray:
         """Return the slots after rows in their rings."""

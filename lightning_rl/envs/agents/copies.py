@@ -104,7 +104,9 @@ class AgentsEnv(gym.Env):
         self.agents: list[str] = list(getattr(env, "possible_agents", ()))
         self.contract = Contract(gym.Space(), f"environment {index} of {name}")
         with self.contract.naming():
-            self.contracts = {each: Contract(env.observation_space(each), f"agent {each} of {self.contract.who}") for each in self.agents}
+            self.contracts = {
+                agent: Contract(env.observation_space(agent), f"agent {agent} of {self.contract.who}") for agent in self.agents
+            }
         self.observation_space, self.action_space = gym.Space(), JointActions(self)
         self.present: Sequence[str] = []
         self.to_move: Sequence[str] = []
@@ -137,8 +139,8 @@ class AgentsEnv(gym.Env):
         with self.contract.naming():
             found = {agent: as_spaces(self.env.observation_space(agent), self.env.action_space(agent)) for agent in agents}
         spaces = found[agents[0]]
-        for agent, each in found.items():
-            if each != spaces:
+        for agent, agent_spaces in found.items():
+            if agent_spaces != spaces:
                 pair = f"the spaces of {agents[0]} and {agent} differ; one policy needs equal spaces"
                 if behavior:
                     raise SettingError(f"{behavior}: {pair}: give {agent} another behavior")
@@ -422,8 +424,8 @@ def _find_versions(env_id: str) -> list[str]:
     """Return the other versions of an environment `…_v3` in the same package, for which PettingZoo leaves an attribute of another kind."""
     parent, _, name = env_id.rpartition(".")
     stem = VERSION.sub("", name)
-    names = [each.name for each in iter_modules(getattr(sys.modules.get(parent), "__path__", ()))]
-    return [f"{parent}.{each}" for each in names if VERSION.search(each) and VERSION.sub("", each) == stem]
+    names = [module.name for module in iter_modules(getattr(sys.modules.get(parent), "__path__", ()))]
+    return [f"{parent}.{name}" for name in names if VERSION.search(name) and VERSION.sub("", name) == stem]
 
 
 def _missing(env_id: str, module: str) -> SettingError:
@@ -437,8 +439,8 @@ def _missing(env_id: str, module: str) -> SettingError:
         return SettingError(f"{env_id} needs the package {module}, which is not installed")
     if not parent or hasattr(found, name):
         return SettingError(f"env.id {env_id!r}: there is no module {module!r}")
-    classes = [each for each in dir(found) if isinstance(getattr(found, each), type)]
-    builders = {*dir(found), *(each.name for each in iter_modules(getattr(found, "__path__", ())))}.difference(classes)
+    classes = [name for name in dir(found) if isinstance(getattr(found, name), type)]
+    builders = {*dir(found), *(submodule.name for submodule in iter_modules(getattr(found, "__path__", ())))}.difference(classes)
     return SettingError(f"env.id {env_id!r}: there is no {name!r} in {parent}{closest(name, builders) or closest(name, classes)}")
 
 

@@ -106,10 +106,10 @@ class VmasCopies:
             simplefilter("always")
             source = env_id.removeprefix(PREFIX) if scenario.own is None else scenario.own()
             self.env = vmas.make_env(source, num_copies, device="cpu", terminated_truncated=True, **arguments)
-        for each in warned:
-            if "not used by the scenario" in str(each.message):
-                raise SettingError(f"env.kwargs of {env_id}: the scenario does not take {', '.join(unused(str(each.message), kwargs))}")
-            warn_explicit(each.message, each.category, each.filename, each.lineno)
+        for warning in warned:
+            if "not used by the scenario" in str(warning.message):
+                raise SettingError(f"env.kwargs of {env_id}: the scenario does not take {', '.join(unused(str(warning.message), kwargs))}")
+            warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         self.name, self.scenario, self.kwargs = env_id, scenario, kwargs
         self.names: list[str] = [agent.name for agent in self.env.agents]
         self.observation_spaces = [as_gymnasium(space) for space in self.env.observation_space]
@@ -131,7 +131,7 @@ class VmasCopies:
 
     def step(self, actions: Sequence[np.ndarray]) -> tuple[list[Tree], np.ndarray, np.ndarray, np.ndarray]:
         """Step with an array `[E, ...]` for each agent. Return observations, rewards, and which copies terminated or were truncated."""
-        taken = [torch.from_numpy(np.ascontiguousarray(each)) for each in actions]
+        taken = [torch.from_numpy(np.ascontiguousarray(action)) for action in actions]
         with self._drawing():
             obs, reward, terminated, truncated, _ = self.env.step(taken)
         return as_arrays(obs), torch.stack(reward, 1).numpy(), terminated.numpy(), truncated.numpy() & ~terminated.numpy()
@@ -280,13 +280,13 @@ def holders(env: Any) -> Iterator[tuple[str, Any]]:
 
 def as_arrays(obs: list[Tree]) -> list[Tree]:
     """Return VMAS's observations, which are copies already, as arrays that share their memory."""
-    return [tree_to_numpy(each) for each in obs]
+    return [tree_to_numpy(agent_obs) for agent_obs in obs]
 
 
 def as_gymnasium(space: Any) -> gym.Space:
     """Convert a space of gym, which VMAS uses, to gymnasium."""
     if hasattr(space, "spaces"):
-        return gym.spaces.Dict({key: as_gymnasium(each) for key, each in space.spaces.items()})
+        return gym.spaces.Dict({key: as_gymnasium(child) for key, child in space.spaces.items()})
     if hasattr(space, "nvec"):
         return gym.spaces.MultiDiscrete(space.nvec)
     return gym.spaces.Discrete(int(space.n)) if hasattr(space, "n") else gym.spaces.Box(space.low, space.high, dtype=space.dtype)
@@ -321,7 +321,7 @@ class VmasGame:
         return self._by_name(obs), dict(zip(self.possible_agents, reward[0].tolist(), strict=True)), over, cut, infos
 
     def _by_name(self, obs: list[Tree]) -> dict[str, Tree]:
-        return {agent: tree_index(each, 0) for agent, each in zip(self.possible_agents, obs, strict=True)}
+        return {agent: tree_index(agent_obs, 0) for agent, agent_obs in zip(self.possible_agents, obs, strict=True)}
 
     def state(self) -> np.ndarray:
         raise SettingError(f"{self.metadata['name']} has no state(); use critic_obs: all")
@@ -365,7 +365,7 @@ class VmasWorld(World):
     def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
         chosen = {n: actions[name][a :: len(numbers)] for name, numbers in self.numbers.items() for a, n in enumerate(numbers)}
         self.seen, *results = self.copies.step([chosen[n] for n in range(len(chosen))])
-        reward, terminated, truncated = (each[copies] for each in results)
+        reward, terminated, truncated = (result[copies] for result in results)
         moves, over = {}, terminated | truncated
         for name, numbers in self.numbers.items():
             ended, by_itself = (np.repeat(flag[:, None], len(numbers), 1) for flag in (over, terminated))
@@ -384,7 +384,7 @@ class VmasWorld(World):
         own = tree_stack([self.seen[n] for n in self.numbers[name]], 1)
         if not self.sides[name].spaces.joint:
             return own
-        parts = [leaf.reshape(self.num_copies, -1) for each in self.seen for leaf in tree_leaves(each)]
+        parts = [leaf.reshape(self.num_copies, -1) for obs in self.seen for leaf in tree_leaves(obs)]
         joint = np.concatenate([*parts, np.ones((self.num_copies, len(self.seen)), dtype=np.float32)], 1)
         return {OWN: own, JOINT: np.repeat(joint[:, None], len(self.numbers[name]), 1)}
 

@@ -146,8 +146,8 @@ class Decoder:
                     return self._note(number, np.ndarray(shape, dtype, self.made[whole], offset, strides))
             case ["~objects", int(number), shape, children]:
                 made, values = self._note(number, np.empty(shape, object)), self._children(children, getattr(existing, "flat", None))
-                for place, each in zip(np.ndindex(*shape), values, strict=True):
-                    made[place] = each
+                for place, value in zip(np.ndindex(*shape), values, strict=True):
+                    made[place] = value
                 return made
             case ["~tensor", int(number), array]:
                 return self._note(number, sys.modules["torch"].from_numpy(np.array(self.decode(array))))
@@ -220,9 +220,9 @@ class Decoder:
     def _items(self, made: dict, items: list[tuple[Plain, Plain]], existing: object) -> dict:
         """Make the items of a dict one by one; an item may hold the dict itself."""
         before = dict(existing) if type(existing) in DICTS.values() and isinstance(existing, dict) else {}
-        for key, each in items:
+        for key, item in items:
             name = self.decode(key)
-            made[name] = self.decode(each, before.get(name))
+            made[name] = self.decode(item, before.get(name))
         return made
 
     def _draw_on(self, space: gym.Space, generator: Plain, children: list[Plain]) -> gym.Space:

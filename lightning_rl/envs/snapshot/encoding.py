@@ -196,7 +196,7 @@ class Encoder:
         """Forget the values that were numbered since there were `known`."""
         while len(self.seen) > known:
             self.seen.popitem()
-        self.memory = {owner: [each for each in found if each[2] < known] for owner, found in self.memory.items()}
+        self.memory = {owner: [entry for entry in found if entry[2] < known] for owner, found in self.memory.items()}
 
     def _code(self, value: object) -> Plain:
         """Convert code to its name and, for a method, the number of its object."""
@@ -216,20 +216,20 @@ class Encoder:
         if len(value) > self.most - self.parts:
             raise UnsupportedValueError("too large")
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return ("~named", cls.__qualname__, [self.encode(each) for each in value])
+            return ("~named", cls.__qualname__, [self.encode(item) for item in value])
         if cls is not (CONTAINERS | DICTS).get(kind):
             raise UnsupportedValueError(cls.__name__)
         if isinstance(value, set | frozenset) and list(cls(list(value))) != list(value):
             raise UnsupportedValueError("a set whose order depends on its history")
         if isinstance(value, tuple | frozenset):
-            return (kind, [self.encode(each) for each in value])
+            return (kind, [self.encode(item) for item in value])
         number, known = self.number(value)
         if known:
             return ("~same", number)
         if isinstance(value, dict):
-            items = [(self.encode(key), self.encode(each)) for key, each in value.items()]
+            items = [(self.encode(key), self.encode(child)) for key, child in value.items()]
             return (kind, number, items, name_of(value.default_factory)) if isinstance(value, defaultdict) else (kind, number, items)
-        return (kind, number, [self.encode(each) for each in value], value.maxlen if isinstance(value, deque) else None)
+        return (kind, number, [self.encode(item) for item in value], value.maxlen if isinstance(value, deque) else None)
 
     def _generator(self, value: np.random.Generator | np.random.RandomState | random.Random | torch.Generator) -> Plain:
         number, known = self.number(value)
@@ -254,7 +254,7 @@ class Encoder:
         if known:
             return ("~same", number)
         if value.dtype.kind == "O":
-            return ("~objects", number, list(value.shape), [self.encode(each) for each in value.flat])
+            return ("~objects", number, list(value.shape), [self.encode(item) for item in value.flat])
         others = self.memory.setdefault(id(owner_of(value)), [])
         first, end = np.lib.array_utils.byte_bounds(value)
         place = bisect(others, (first, end))
@@ -306,7 +306,7 @@ def name_of(value: object) -> str:
     """Return the name of a function or class, or of a value's class; for a partial function also its scalar positional arguments."""
     if isinstance(value, partial):
         given = [*value.args, *(part for item in value.keywords.items() for part in item)]
-        return f"partial {name_of(value.func)} {[each for each in given if isinstance(each, SCALARS)]}"
+        return f"partial {name_of(value.func)} {[argument for argument in given if isinstance(argument, SCALARS)]}"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
@@ -319,7 +319,7 @@ def text_of(value: object) -> str:
 def is_plain_object(value: object) -> bool:
     """Return whether attributes are the whole state of an object; False for wrappers inside environments."""
     cls = type(value)
-    in_python = cls is SimpleNamespace or all(each is object or each.__flags__ & WRITTEN_IN_PYTHON for each in cls.__mro__)
+    in_python = cls is SimpleNamespace or all(base is object or base.__flags__ & WRITTEN_IN_PYTHON for base in cls.__mro__)
     has_attributes = hasattr(value, "__dict__") or bool(_slots(cls))
     return in_python and has_attributes and not isinstance(value, (*CODE, *FIXED, gym.Wrapper)) and not is_service(value)
 

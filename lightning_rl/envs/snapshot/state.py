@@ -164,7 +164,7 @@ def set_state(env: AnyEnv, way: str | None, state: State) -> bool:
 def set_states(envs: Sequence[gym.Env], ways: Sequence[str | None], states: Sequence[State]) -> bool:
     """Restore the states of several environments as `set_state` does; if that fails for one, all are as they were."""
     restores = [remember(env) for env in envs]
-    if all(set_state(*each) for each in zip(envs, ways, states, strict=True)):
+    if all(set_state(*triple) for triple in zip(envs, ways, states, strict=True)):
         return True
     for restore in restores:
         restore()

@@ -31,7 +31,7 @@ def fingerprint(envs: AnyEnv, config: EnvConfig | None = None) -> str:
     if config is None:
         found: object = [[describe(layer) for layer in layers(env)] for env in (envs.envs if isinstance(envs, SyncVectorEnv) else [envs])]
     else:
-        settings = {each.name: getattr(resolve_vectorization(config), each.name) for each in fields(config)} | {
+        settings = {field.name: getattr(resolve_vectorization(config), field.name) for field in fields(config)} | {
             "id": config.path or config.name
         }
         kwargs = _drop({"render_mode"}, config.kwargs)
@@ -49,7 +49,7 @@ def describe(layer: object) -> list[object]:
         parameters = ()
     named = {name: own[name] for name in parameters if name in own}
     arguments = (own.get(CONSTRUCTOR_ARGUMENTS), getattr(spec, "kwargs", None), named)
-    return [type(layer).__qualname__, getattr(spec, "id", None), *(normalize(_drop(IGNORED_ARGUMENTS, each)) for each in arguments)]
+    return [type(layer).__qualname__, getattr(spec, "id", None), *(normalize(_drop(IGNORED_ARGUMENTS, argument)) for argument in arguments)]
 
 
 def _drop(names: set[str], arguments: Mapping[str, object] | None) -> dict[str, object]:
@@ -59,11 +59,11 @@ def _drop(names: set[str], arguments: Mapping[str, object] | None) -> dict[str, 
 def normalize(value: object) -> object:
     """Convert a value so that equal settings have the same representation in every process."""
     if isinstance(value, Mapping):
-        return sorted((str(key), normalize(each)) for key, each in value.items())
+        return sorted((str(key), normalize(child)) for key, child in value.items())
     if isinstance(value, list | tuple):
-        return [normalize(each) for each in value]
+        return [normalize(item) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted(repr(normalize(each)) for each in value)
+        return sorted(repr(normalize(item)) for item in value)
     if isinstance(value, np.ndarray | np.generic):
         return [str(np.shape(value)), *map(normalize, np.ravel(value).tolist())]
     if value is None or isinstance(value, bool | str | bytes):

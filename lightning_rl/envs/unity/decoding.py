@@ -50,7 +50,8 @@ class Agents(NamedTuple):
 def read_spec(parameters: Any, agent: Any) -> BehaviorSpec:
     """Read the specification of a behavior from its parameters and one of its agents."""
     observations = tuple(
-        ObservationSpec(each.name, tuple(each.shape), find_dtype(each), each.observation_type == GOAL) for each in agent.observations
+        ObservationSpec(observation.name, tuple(observation.shape), find_dtype(observation), observation.observation_type == GOAL)
+        for observation in agent.observations
     )
     spec = parameters.action_spec
     if spec.num_continuous_actions or spec.num_discrete_actions:
@@ -77,12 +78,12 @@ def split_agents(infos: Any, spec: BehaviorSpec, behavior: str) -> tuple[Agents,
 def read_agents(infos: list[Any], spec: BehaviorSpec, behavior: str) -> Agents:
     """Return agents as arrays. Raises `SettingError`: their observations have other shapes than at first."""
     num, mask = len(infos), None
-    obs = [np.empty((num, *each.shape), each.dtype) for each in spec.observations]
+    obs = [np.empty((num, *observation.shape), observation.dtype) for observation in spec.observations]
     for row, info in enumerate(infos):
         if len(info.observations) != len(obs):
             raise SettingError(f"{behavior}: an agent has {len(info.observations)} observations, not {len(obs)}")
-        for rows, each, own in zip(obs, info.observations, spec.observations, strict=True):
-            rows[row] = read_observation(each, own, behavior)
+        for rows, observation, own in zip(obs, info.observations, spec.observations, strict=True):
+            rows[row] = read_observation(observation, own, behavior)
     if spec.branches:
         mask = np.ones((num, sum(spec.branches)), dtype=bool)
         for row, info in enumerate(infos):
@@ -150,10 +151,10 @@ def read_image(data: bytes, shape: tuple[int, ...], mapping: list[int], label: s
     sources = [[plane for plane, target in enumerate(mapping) if target == channel] for channel in range(max(mapping) + 1)]
     if len(mapping) != len(planes) or not all(sources):
         raise SettingError(f"{label} has {len(planes)} planes, which do not fit its mapping {mapping}")
-    if all(len(each) == 1 for each in sources):
+    if all(len(source) == 1 for source in sources):
         planes = planes[[plane for (plane,) in sources]]
     else:
-        planes = np.stack([planes[each].mean(0, dtype=np.float32) / 255 for each in sources]).astype(np.float32)
+        planes = np.stack([planes[source].mean(0, dtype=np.float32) / 255 for source in sources]).astype(np.float32)
     image = planes.transpose(1, 2, 0) if is_last else planes
     if image.shape != shape:
         raise SettingError(f"{label} is an image of shape {image.shape}, not {shape}")

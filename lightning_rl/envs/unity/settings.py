@@ -59,10 +59,10 @@ class UnitySettings:
 
     def __post_init__(self) -> None:
         read_fields(self, "env.kwargs.")
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.type in (str, str | None) and not isinstance(value, each.type):  # type: ignore[arg-type]
-                raise SettingError(f"env.kwargs.{each.name} must be text, got {value!r}")
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.type in (str, str | None) and not isinstance(value, setting.type):  # type: ignore[arg-type]
+                raise SettingError(f"env.kwargs.{setting.name} must be text, got {value!r}")
         if not isinstance(self.env_args, list | tuple):
             raise SettingError(f"env.kwargs.env_args must be a list of arguments, got {self.env_args!r}")
 
@@ -90,10 +90,10 @@ def find_executable(env_id: str, platform: str = sys.platform) -> Path | None:
             return found / "Contents" / "MacOS" / found.stem
         if found.is_file():
             return found
-    programs = [each for each in path.glob("*.exe") if not each.name.startswith(CRASH_HANDLER)] if platform == "win32" else []
+    programs = [program for program in path.glob("*.exe") if not program.name.startswith(CRASH_HANDLER)] if platform == "win32" else []
     if len(programs) == 1:
         return programs[0]
     suffixes = SUFFIXES.get(platform, ())
-    names = {each.name.removesuffix(each.suffix if each.suffix in suffixes else "") for each in path.parent.glob("*")}
+    names = {file.name.removesuffix(file.suffix if file.suffix in suffixes else "") for file in path.parent.glob("*")}
     folder = Path(env_id.removeprefix(PREFIX)).parent
     raise SettingError(f"env.id {env_id}: there is no executable{nearest(str(folder / path.name), {str(folder / name) for name in names})}")
