@@ -42,7 +42,8 @@ class NumpyPopulation:
     def __init__(self, network: PolicyNetwork, names: Sequence[str], num: int) -> None:
         self.centre = flat_parameters(network, names).numpy()
         self.size, self.rows = len(self.centre), np.tile(self.centre, (num, 1))
-        own, at = {}, 0
+        own = {parameter: parameter.detach().numpy()[None] for parameter in network.parameters()}  # frozen ones stay the same for all
+        at = 0
         for parameter in map(network.get_parameter, names):
             own[parameter] = self.rows[:, at : at + parameter.numel()].reshape(num, *parameter.shape)
             at += parameter.numel()
@@ -120,13 +121,14 @@ def draw_actions(network: PolicyNetwork, x: Tensor, mask: Tree, generators: Sequ
 
 class Generation(NamedTuple):
     """What determines the jobs of a generation: the seed of the run, the number of the generation, σ, the maximum length of episodes
-    (None: the environment's own limit), and the lessons of the environments."""
+    (None: the environment's own limit), the lessons of the environments, and the names of the parameters to perturb."""
 
     seed: int
     number: int
     sigma: float
     longest: int | None = None
     lessons: Mapping[str, LessonValues] = {}
+    names: tuple[str, ...] = ()
 
     def noise(self, job: int, size: int) -> np.ndarray:
         """Return ε of a job, `[size]`."""
@@ -156,13 +158,11 @@ class JobEpisode(NamedTuple):
 class Evaluator:
     """Plays up to K episodes in parallel in K environments, each with its own weights, in one batch.
 
-    `names`: names of the perturbed parameters. `stochastic`: whether actions are drawn instead of the mode.
+    `stochastic`: whether actions are drawn instead of the mode.
     """
 
-    def __init__(
-        self, envs: list[gym.Env], network: PolicyNetwork, names: Sequence[str], spaces: Spaces, stochastic: bool, on_nan: str
-    ) -> None:
-        self.network, self.names, self.spaces, self.stochastic = network, names, spaces, stochastic
+    def __init__(self, envs: list[gym.Env], network: PolicyNetwork, spaces: Spaces, stochastic: bool, on_nan: str) -> None:
+        self.network, self.spaces, self.stochastic = network, spaces, stochastic
         on_nan = "report" if on_nan == "raise" else on_nan  # the run's guard stops it
         self.seats = [_JobSeat(k, env, spaces.masked, on_nan, "in a generation") for k, env in enumerate(envs)]
         self.longest = longest_episode(envs[0])
@@ -178,7 +178,7 @@ class Evaluator:
         self._set_lessons(generation.lessons)
         longest, num = min(self.longest, generation.longest or self.longest), len(self.seats)
         obs, mask, start = allocate(self.spaces.observation, num), self.spaces.masks(num), np.ones(num, dtype=bool)
-        population, memory = make_population(self.network, self.names, num, obs), self.network.initial_memory(num)
+        population, memory = make_population(self.network, generation.names, num, obs), self.network.initial_memory(num)
         generators = [Generator(population.device) for _ in self.seats]
         waiting, episodes = deque((job, sign) for job in jobs for sign in (1, -1)), list[JobEpisode]()
         busy = self.seats[: len(waiting)]
@@ -256,7 +256,6 @@ class BuildEvaluator:
     env: EnvConfig | Callable[[], gym.Env]
     num_envs: int
     spaces: Spaces
-    names: tuple[str, ...]
     stochastic: bool
     on_nan: str
 
@@ -266,4 +265,4 @@ class BuildEvaluator:
         found = as_spaces(envs[0].observation_space, envs[0].action_space)
         if (found.observation, found.action) != (self.spaces.observation, self.spaces.action):
             raise SettingError(f"the environment's spaces differ from those of the model, {self.spaces}; load it with its own environment")
-        return Evaluator(envs, network, self.names, self.spaces, self.stochastic, self.on_nan)  # type: ignore[arg-type]
+        return Evaluator(envs, network, self.spaces, self.stochastic, self.on_nan)  # type: ignore[arg-type]

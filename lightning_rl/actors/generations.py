@@ -94,6 +94,8 @@ class EvaluatorPool:
         self.mean_length = 0.0
         """Mean length of the last generation's episodes."""
         self.lessons: Lessons = {}
+        self.copied = {name for name, _ in workers.network.named_parameters()}
+        """The parameters of the network that evaluators got."""
         self.guard, self.generator, self.statistics = Guard(), Generator().manual_seed(0), EpisodeStatistics(1)
         self.watched_obs: list[Tree] = []
         self.seconds = 0.0
@@ -117,7 +119,7 @@ class EvaluatorPool:
         began, ratio = time.monotonic(), self.settings.max_length_ratio
         self.statistics.finished.clear()
         longest = max(1, round(ratio * self.mean_length)) if ratio is not None and self.mean_length else None
-        generation = Generation(self.seed, self.number, self.sigma(), longest, self.lessons)
+        generation = Generation(self.seed, self.number, self.sigma(), longest, self.lessons, self._perturbed())
         self.number += 1
         self.workers.publish(self.number)
         self.watched_obs, rounds = [], list[Tensor]()
@@ -128,6 +130,13 @@ class EvaluatorPool:
         self.mean_length = float(lengths.mean())
         self.seconds = time.monotonic() - began
         return Results(generation, returns, signs, lengths)
+
+    def _perturbed(self) -> tuple[str, ...]:
+        """Return the names of the parameters that are learned now. Raises `SettingError`: evaluators elsewhere lack one."""
+        names = tuple(name for name, parameter in self.workers.network.named_parameters() if parameter.requires_grad)
+        if not isinstance(self.workers, LocalWorkers) and (new := [name for name in names if name not in self.copied]):
+            raise SettingError(f"evaluators have no {', '.join(new)}: what is new in the network after they started; change it before fit")
+        return names
 
     def _round(self, generation: Generation, first: int) -> Tensor:
         """Return the return, the sum of signs and the length of each episode, `[n, 2, 3]`, in the order of the jobs, + before −."""

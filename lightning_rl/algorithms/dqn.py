@@ -6,13 +6,14 @@ al. 2018), C51 (Bellemare et al. 2017), quantile regression (Dabney et al. 2018)
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
+from lightning_rl.errors import SettingError
 from lightning_rl.fields import Range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
@@ -79,6 +80,7 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
             memory = as_memory(self.memory)
             self.batch_size = 32 if memory is None else 8 * memory.sequence_length
         super().__post_init__()
+        self.double = Double(self.double)  # type: ignore[assignment]
         self.target_update = TargetNetworkUpdate(self.tau, self.target_update_interval)
         self.transform = make_value_transform(self.value_transform)
         returns = make_return_head(self.distribution, self.n_atoms, self.v_min, self.v_max, self.n_quantiles, self.transform)
@@ -120,3 +122,13 @@ class DQN(ExplorationFields, ReplayFields, Algorithm):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         return self.with_side_learners(ScheduledAdam(self.network, self.adam_eps))
+
+
+class Double(int):
+    """The value of the setting `double`, which can be called as the method of modules that it replaces, and then raises an error."""
+
+    def __call__(self) -> NoReturn:
+        raise SettingError("DQN.double is a setting: networks act and learn in torch.float32, leave out .double()")
+
+    def __repr__(self) -> str:
+        return repr(bool(self))

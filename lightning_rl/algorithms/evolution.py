@@ -122,10 +122,11 @@ class EvolutionStrategies(NoRewardFields, Algorithm):
         return generations(self, self.evaluators, self.stochastic, **self.generation_settings)
 
     def training_step(self, results: Results, batch_idx: int) -> None:
-        weights = torch.cat([parameter.flatten() for parameter in self.network.parameters() if parameter.requires_grad])
+        perturbed = [self.network.get_parameter(name) for name in results.generation.names]
+        weights = torch.cat([parameter.flatten() for parameter in perturbed])
         before = weights.detach().clone()
         self.record(grad_norm=self.step(self.loss(results, weights), self.own_optimizers[0]))
-        after = torch.cat([parameter.detach().flatten() for parameter in self.network.parameters() if parameter.requires_grad])
+        after = torch.cat([parameter.detach().flatten() for parameter in perturbed])
         length = after.norm()
         self.record(weight_norm=length, update_ratio=(after - before).norm() / length.clamp(min=1e-12))
         self.record(sigma=torch.tensor(results.generation.sigma))

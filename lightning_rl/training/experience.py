@@ -206,8 +206,7 @@ def generations(algorithm: LearningModule, actors: ActorsConfig, stochastic: boo
     seed = shared_seed(algorithm)
     seed = of_all_ranks(seed)[0] if algorithm.world_size > 1 else seed
     num_envs = count_envs(env)
-    names = tuple(name for name, parameter in algorithm.network.named_parameters() if parameter.requires_grad)
-    build = BuildEvaluator(env, num_envs, algorithm.spaces, names, stochastic, algorithm.on_nan)
+    build = BuildEvaluator(env, num_envs, algorithm.spaces, stochastic, algorithm.on_nan)
     pool: Any = EvaluatorPool(
         make_workers(build, actors, algorithm.network),
         actors,

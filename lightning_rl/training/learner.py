@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -26,7 +26,8 @@ from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import PolicyNetwork, check_float32, hooks_of
 from lightning_rl.networks.normalization import NoNormalizer
-from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, describe_unlearned, first_rate
+from lightning_rl.networks.off_policy import Critic
+from lightning_rl.optimization import ScheduledOptimizer, are_float32, best_matmul, check_optimizers, describe_unlearned, first_rate
 from lightning_rl.threads import has_convolutions
 from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.learning import LearningModule
@@ -106,7 +107,7 @@ class Learner:
         """Prepare for updates; devices, optimizers and callbacks are ready."""
         algorithm, trainer = self.algorithm, self.algorithm.trainer
         assert algorithm.collector is not None
-        check_float32(algorithm.network, *(online for online, _ in algorithm.target_networks))
+        check_float32(*self.networks())
         algorithm.counted_rows = 0
         self.unread_steps.clear()
         for learner in algorithm.side_learners:
@@ -132,6 +133,11 @@ class Learner:
         vars(algorithm).update(self.compiled)  # replaces the methods
         device = algorithm.device
         algorithm.noise = algorithm.generator if device.type == "cpu" else Generator(device).manual_seed(algorithm.seed)
+
+    def networks(self) -> list[nn.Module]:
+        """Return the policy, the critics and their targets."""
+        algorithm = self.algorithm
+        return [algorithm.network, *(each for each in algorithm.children() if isinstance(each, Critic | PolicyNetwork))]
 
     def all_optimizers(self) -> list[Optimizer]:
         """Return all optimizers without Lightning's wrappers, which would count each step as a `global_step`."""
@@ -159,8 +165,8 @@ class Learner:
         algorithm = self.algorithm
         assert algorithm.dataset is not None
         algorithm.began_at, algorithm.progress = began_at, progress
-        if next(algorithm.network.parameters()).dtype != torch.float32:
-            check_float32(algorithm.network)
+        if not are_float32(algorithm.own_optimizers) or next(algorithm.network.parameters()).dtype != torch.float32:
+            check_float32(*self.networks())
         if isinstance(algorithm.network, PolicyNetwork):  # not a module of a user's own
             algorithm.network.check_methods()
         if self.compiled and self.compiled_hooks != (hooks := hooks_of(algorithm.modules())):

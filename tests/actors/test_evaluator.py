@@ -24,7 +24,10 @@ def evaluator(env=CARTPOLE, num_envs=2, stochastic=False, on_nan="raise", networ
     torch.manual_seed(1)
     network = network or ActorCritic(spaces, net_arch=[8], **settings)
     names = tuple(name for name, _ in network.named_parameters() if not name.startswith(("critic.", "distribution.")))
-    return BuildEvaluator(env, num_envs, spaces, names, stochastic, on_nan)(0, 0, network)
+    built = BuildEvaluator(env, num_envs, spaces, stochastic, on_nan)(0, 0, network)
+    evaluate = built.evaluate
+    built.evaluate = lambda generation, *jobs, **watched: evaluate(generation._replace(names=names), *jobs, **watched)
+    return built
 
 
 def summary(played):
@@ -139,6 +142,6 @@ def test_nan_is_replaced_and_reported():
 
 
 def test_an_environment_with_other_spaces_than_the_model_is_an_error():
-    build = BuildEvaluator(EnvConfig("Pendulum-v1"), 1, probe_spaces(CARTPOLE), (), False, "raise")
+    build = BuildEvaluator(EnvConfig("Pendulum-v1"), 1, probe_spaces(CARTPOLE), False, "raise")
     with pytest.raises(SettingError, match="the environment's spaces differ from those of the model"):
         build(0, 0, torch.nn.Linear(1, 1))

@@ -11,9 +11,10 @@ import gymnasium as gym
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch.nn.utils import prune
 
 from lightning_rl import GRU, LSTM, PPO, ActorsConfig, EvolutionStrategies, SettingError
-from lightning_rl.actors.evaluator import BuildEvaluator
+from lightning_rl.actors.evaluator import BuildEvaluator, NumpyPopulation
 from lightning_rl.training.loading import take_weights
 from tests.environments import Anything, Scripted
 from tests.fitting import Rows, fit, tiny, weights
@@ -123,8 +124,7 @@ class PlayAgain(pl.Callback):
         self.network, self.returns = deepcopy(pl_module.network), []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        names = tuple(name for name, parameter in pl_module.network.named_parameters() if parameter.requires_grad)
-        build = BuildEvaluator(pl_module.env, 3, pl_module.spaces, names, False, "raise")
+        build = BuildEvaluator(pl_module.env, 3, pl_module.spaces, False, "raise")
         played = build(0, 0, self.network).evaluate(batch.generation, range(len(batch.returns)))
         returns = {(each.job, each.sign): each.finished.return_ for each in played}
         self.returns.append(torch.tensor([[returns[job, sign] for sign in (1, -1)] for job in range(len(batch.returns))]))
@@ -138,6 +138,41 @@ def test_every_generation_begins_with_the_newest_weights():
     again = PlayAgain()
     train(callbacks=[again], learning_rate=0.1)
     assert len(again.returns) > 2 and not torch.equal(again.returns[0], again.returns[1])
+
+
+class Changes(pl.Callback):
+    """Changes the network after the second generation, and notes how many numbers evaluators perturb and the policy learns in each."""
+
+    def __init__(self, change):
+        self.change, self.sizes = change, []
+
+    def on_train_batch_end(self, trainer, model, outputs, results, batch_idx):
+        learned = sum(parameter.numel() for parameter in model.network.parameters() if parameter.requires_grad)
+        self.sizes.append((len(results.generation.names), learned))
+        if len(self.sizes) == 2:
+            self.change(model.network.actor[0])
+
+
+def test_a_layer_that_is_frozen_during_a_run_stays_and_the_others_learn_from_their_own_noise(monkeypatch):
+    perturbed = []
+    monkeypatch.setattr(
+        NumpyPopulation, "set", lambda self, k, noise, own=NumpyPopulation.set: (perturbed.append(len(noise)), own(self, k, noise))
+    )
+    changes = Changes(lambda layer: (layer.requires_grad_(False), setattr(changes, "before", layer.weight.clone())))
+    model, _ = train(callbacks=[changes], learning_rate=0.1, max_env_steps=1200)
+    # layers of 4 x 8 + 8 and 8 x 2 + 2 numbers, then only the second
+    assert set(changes.sizes[:2]) == {(4, 58)} and set(changes.sizes[2:]) == {(2, 18)}
+    assert perturbed[: 2 * 8] == [58] * 16 and set(perturbed[2 * 8 :]) == {18}
+    assert torch.equal(model.network.actor[0].weight, changes.before)
+
+
+def test_a_layer_that_is_pruned_during_a_run_learns_on_and_evaluators_that_lack_its_weights_are_one_line():
+    changes = Changes(lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5))
+    model, _ = train(callbacks=[changes], learning_rate=0.1, max_env_steps=3000)
+    model.network.actor(torch.zeros(1, 4))  # which applies the mask
+    assert len(changes.sizes) > 3 and int((model.network.actor[0].weight == 0).sum()) == 16
+    with pytest.raises(SettingError, match=r"^evaluators have no actor\.0\.weight_orig: what is new in the network after they started"):
+        train(callbacks=[Changes(changes.change)], actors=ActorsConfig(1, "threads"))
 
 
 class Closing(Scripted):

@@ -342,7 +342,7 @@ def test_the_two_policies_of_a_pair_meet_the_same_parameters_in_any_number_of_en
     names = tuple(name for name, _ in model.network.named_parameters())
     found = []
     for num_envs in (1, 3):
-        evaluator = BuildEvaluator(env, num_envs, model.spaces, names, False, "raise")(0, 0, model.network)
-        played = list(evaluator.evaluate(Generation(3, 0, 0.1), range(2)))
+        evaluator = BuildEvaluator(env, num_envs, model.spaces, False, "raise")(0, 0, model.network)
+        played = list(evaluator.evaluate(Generation(3, 0, 0.1, names=names), range(2)))
         found.append({(each.job, each.sign): each.finished.parameters["gravity"] for each in played})
     assert found[0] == found[1] and found[0][0, 1] == found[0][0, -1] != found[0][1, 1] == found[0][1, -1]

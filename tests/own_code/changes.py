@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from types import MethodType
@@ -78,8 +78,25 @@ def restore_torch() -> None:
 
 FAST = {"hook of the last layer", "another known activation", "settings of the constructor", "double precision"}
 """A share of the changes."""
+
+
 UNLEARNED = "policy of the network"
 """Losses of off-policy algorithms do not read it."""
+
+
+def in_turn(every: int, fast: Collection[tuple[str, str]] = ()) -> list[Any]:
+    """Return each network with each change as parameters: one of `every` is thorough, in turn, and the others are slow."""
+
+    def mark(number: int, change: str, network: int, name: str) -> Any:
+        if (name, change) in fast:
+            return ()
+        return pytest.mark.slow if (network - number) % every else pytest.mark.thorough
+
+    return [
+        pytest.param(name, change, marks=mark(number, change, network, name), id=f"{change}-{name}")
+        for network, name in enumerate(ALGORITHMS)
+        for number, change in enumerate(NETWORK)
+    ]
 
 
 class Doubled(nn.Linear):
@@ -467,8 +484,9 @@ def classic_control(algorithm: type) -> Made:
     return in_classic_control(lambda env: None, ready=True)(algorithm)
 
 
-SENT = "weights are sent"
-"""To other processes, which only act; environments are in them too."""
+PRUNED = "pruning in mid-run"
+"""Evaluators elsewhere cannot perturb weights that came after they started."""
+IN_MID_RUN = {"load_policy": NAMED, "another process": NAMED}
 RUNS: dict[str, Change] = {
     **{
         f"{name} = {'a schedule' if callable(value) or isinstance(value, dict) else value} ({kind.__name__} {number})": Change(
@@ -499,16 +517,14 @@ RUNS: dict[str, Change] = {
     "parameters by vector in mid-run": Change(in_mid_run(by_vector), counts=False),
     "double and float in mid-run": Change(in_mid_run(lambda model: model.double().float()), counts=False),
     "a layer frozen in mid-run": Change(in_mid_run(freeze)),
-    "pruning in mid-run": Change(
+    PRUNED: Change(
         in_mid_run(lambda model: prune.l1_unstructured(linears(model)[0], "weight", amount=0.5)),
-        outcomes={"load_policy": NAMED, "resume": REFUSED},
+        outcomes={"load_policy": NAMED, "resume": REFUSED, "another process": NAMED},
     ),
     "a hook in mid-run": Change(
-        in_mid_run(lambda model: linears(model)[0].register_forward_hook(lambda m, i, out: 2 * out)), outcomes={"load_policy": NAMED}
+        in_mid_run(lambda model: linears(model)[0].register_forward_hook(lambda m, i, out: 2 * out)), outcomes=IN_MID_RUN
     ),
-    "forward of a layer in mid-run": Change(
-        in_mid_run(lambda model: patch(linears(model)[0], "forward", flip)), outcomes={"load_policy": NAMED}
-    ),
+    "forward of a layer in mid-run": Change(in_mid_run(lambda model: patch(linears(model)[0], "forward", flip)), outcomes=IN_MID_RUN),
     "double precision": Change(in_mid_run(lambda model: model.network.double()), outcomes=dict.fromkeys(PLACES, REFUSED)),
     "a step that a function patches": Change(
         in_classic_control(lambda env: replace_method(env.unwrapped, "step", pay_by_position)), base=classic_control
@@ -525,11 +541,39 @@ RUNS: dict[str, Change] = {
 }
 
 
+ELSEWHERE = [
+    (name, kind)
+    for kind in (lrl.IMPALA, lrl.EvolutionStrategies)
+    for name, change in RUNS.items()
+    if kind in change.to
+    or (lrl.PPO in change.to and change.reference is None and change.base is as_it_is and "acting" not in change.outcomes)
+    if (name, kind) != ("a loss overridden", lrl.EvolutionStrategies)
+]
+"""Changes of runs whose actors may be in other processes. Environments have theirs with all algorithms."""
+
+
+def in_a_thread(outcome: str) -> str:
+    """Return the outcome for an algorithm whose actor may be in a thread, but in no other process."""
+    return f"{outcome} in a thread"
+
+
+def mark_of_run(change: str, algorithm: type) -> Any:
+    """Return the mark of a change of a run: thorough for one algorithm of each, and slow for others and for settings, which have tests."""
+    turn = RUNS[change].to[[*RUNS].index(change) % len(RUNS[change].to)]
+    is_thorough = RUNS[change].reference is None and algorithm in (turn, lrl.IMPALA)
+    return pytest.mark.thorough if is_thorough else pytest.mark.slow
+
+
 def expected(change: str, algorithm: str) -> dict[str, str]:
     """Return what is to come of a change in each place, or why nothing does."""
     found = dict.fromkeys(PLACES, EQUAL)
     if change in RUNS:
-        return {**found, "another process": SENT if RUNS[change].base is as_it_is else EQUAL, **RUNS[change].outcomes}
+        found |= RUNS[change].outcomes
+        if (change, algorithm) == (PRUNED, "EvolutionStrategies"):
+            found["another process"] = REFUSED
+        if RUNS[change].base is as_it_is and found["acting"] != REFUSED and algorithm not in ("IMPALA", "EvolutionStrategies"):
+            found["another process"] = in_a_thread(found["another process"]) if algorithm in ("PPO", "SAC") else "acts where it learns"
+        return found
     if change not in IN_WEIGHTS:
         found |= {"load_policy": NAMED, "resume": NAMED}
     if change in PARAMETRIZED:

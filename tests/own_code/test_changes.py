@@ -33,7 +33,22 @@ from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.spaces import Spaces
 from tests.fitting import TINY, Rows, fit
-from tests.own_code.changes import ALGORITHMS, EQUAL, FAST, NAMED, NETWORK, PLACES, REFUSED, RUNS, UNLEARNED, as_it_is, note, restore_torch
+from tests.own_code.changes import (
+    ALGORITHMS,
+    EQUAL,
+    FAST,
+    NAMED,
+    NETWORK,
+    PLACES,
+    REFUSED,
+    RUNS,
+    UNLEARNED,
+    as_it_is,
+    in_turn,
+    mark_of_run,
+    note,
+    restore_torch,
+)
 
 NUM, STEPS, WIDTH = 3, 4, 5
 OBS, DISCRETE, BOX = Box(-2, 2, (WIDTH,)), Discrete(3), Box(-1, 1, (2,))
@@ -215,7 +230,7 @@ def same(ours, theirs):
 
 
 CASES = [
-    pytest.param(name, kind, marks=() if name in FAST and kind is lrl.PPO else pytest.mark.thorough, id=f"{name}-{kind.__name__}")
+    pytest.param(name, kind, marks=() if name in FAST and kind is lrl.PPO else mark_of_run(name, kind), id=f"{name}-{kind.__name__}")
     for name, change in RUNS.items()
     for kind in change.to
 ]
@@ -328,14 +343,7 @@ def acts(source, obs):
 
 
 @pytest.mark.filterwarnings("ignore:Found .* in eval mode")
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        pytest.param(name, change, marks=pytest.mark.thorough if name == "actor-critic" else pytest.mark.slow, id=f"{change}-{name}")
-        for name in ALGORITHMS
-        for change in NETWORK
-    ],
-)
+@pytest.mark.parametrize(("name", "change"), in_turn(12))
 def test_a_resumed_run_goes_on_exactly_with_a_change_of_its_network_and_names_it_without(name, change, tmp_path, capsys):
     def made(is_changed=True):
         torch.manual_seed(0)

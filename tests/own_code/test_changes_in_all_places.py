@@ -37,6 +37,7 @@ from tests.own_code.changes import (
     PARAMETRIZED,
     REFUSED,
     Scaled,
+    in_turn,
     last,
     note,
     replace_last,
@@ -44,7 +45,7 @@ from tests.own_code.changes import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode")
-FAST = {"hook of the last layer", "another known activation"}
+FAST = [(name, change) for name in ("actor-critic", "actor") for change in ("hook of the last layer", "another known activation")]
 
 
 def build(name):
@@ -71,17 +72,6 @@ def outputs(network, obs):
     return x.numpy(), network.distribution.mode(x).numpy()
 
 
-def cases(changes, fast=FAST):
-    """Each change in each algorithm; all but a few in the thorough suite."""
-    return [
-        pytest.param(
-            name, change, marks=() if change in fast and name in ("actor-critic", "actor") else pytest.mark.thorough, id=f"{change}-{name}"
-        )
-        for name in ALGORITHMS
-        for change in changes
-    ]
-
-
 def save(algorithm, path):
     """Save without a run, whose updates would be most of the time of a test."""
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
@@ -90,7 +80,7 @@ def save(algorithm, path):
     return path
 
 
-@pytest.mark.parametrize(("name", "change"), cases(NETWORK))
+@pytest.mark.parametrize(("name", "change"), in_turn(1, FAST))
 def test_a_copy_of_the_policy_acts_as_the_changed_network_and_does_not_learn_with_it(name, change):
     algorithm = build(name)
     NETWORK[change](algorithm.network)
@@ -105,7 +95,7 @@ def test_a_copy_of_the_policy_acts_as_the_changed_network_and_does_not_learn_wit
         np.testing.assert_equal(acts(policy, obs), expected)
 
 
-@pytest.mark.parametrize(("name", "change"), cases(NETWORK))
+@pytest.mark.parametrize(("name", "change"), in_turn(4, FAST))
 def test_a_checkpoint_holds_a_change_or_it_is_named_when_it_is_saved_and_when_it_is_loaded(name, change, tmp_path, capsys):
     algorithm = build(name)
     NETWORK[change](algorithm.network)
@@ -160,7 +150,7 @@ def test_a_resumed_run_names_a_change_that_it_lacks_and_the_export_of_the_checkp
         lrl.export_policy(path)
 
 
-@pytest.mark.parametrize(("name", "change"), cases(NETWORK))
+@pytest.mark.parametrize(("name", "change"), in_turn(8, FAST))
 def test_the_export_of_a_changed_algorithm_acts_as_it_does(name, change, tmp_path):
     algorithm = build(name)
     NETWORK[change](algorithm.network)
@@ -248,8 +238,13 @@ class Answers:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", [ThreadWorkers, ProcessWorkers])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, ThreadWorkers) for name in ALGORITHMS),
+        *(pytest.param(name, ProcessWorkers, marks=() if name == "actor" else pytest.mark.slow) for name in ALGORITHMS),
+    ],
+)
 def test_actors_act_as_the_network_that_was_changed_before_they_start_and_with_its_newest_weights(name, kind):
     changed = [change for change in NETWORK if change not in IN_TORCH | PARAMETRIZED]
     networks = nn.ModuleList(build(name).network for _ in changed)
@@ -280,19 +275,7 @@ def test_actors_act_as_the_network_that_was_changed_before_they_start_and_with_i
                 note(change, name, "another process", NAMED)
 
 
-@pytest.mark.parametrize("change", [pytest.param(change, marks=pytest.mark.thorough) for change in sorted(PARAMETRIZED)])
-def test_what_cannot_be_sent_to_another_process_is_refused_in_one_line_and_reaches_a_thread(change):
-    networks = nn.ModuleList([build("actor").network.eval()])
-    NETWORK[change](networks[0])
-    obs = torch.from_numpy(inputs(build("actor")))
-    with closing(ThreadWorkers(Answers, 1, networks)) as workers:
-        workers.call(0, "outputs", 0, obs)
-        torch.testing.assert_close(torch.from_numpy(workers.receive().value[0]), networks[0].policy(obs, (), None)[0].detach())
-    with pytest.raises(lrl.SettingError, match=r"^the policy or its environment cannot be sent to actors: .*parametrized modules"):
-        ProcessWorkers(Answers, 1, networks)
-
-
-@pytest.mark.parametrize("kind", [ThreadWorkers, pytest.param(ProcessWorkers, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kind", [ThreadWorkers, pytest.param(ProcessWorkers, marks=pytest.mark.slow)])
 def test_buffers_reach_actors_during_a_run_and_other_changes_are_named_once(kind):
     network = build("actor").network
     replace_last(network, Scaled)

@@ -153,7 +153,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_rank_continues_with_its_own_attributes(tmp_path):
     (tmp_path / "script.py").write_text(TWO_RANKS)
     for folder, parts in {"whole": ["256"], "parts": ["128", "256"]}.items():

@@ -16,7 +16,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.networks.mlp import EnsembleLinear
 from tests.fitting import fit, tiny
 
-PARTS = {lrl.PPO: "actor", lrl.SAC: "layers", lrl.DQN: "head", lrl.TD3: "layers"}
+PARTS = {lrl.PPO: "actor", lrl.SAC: "layers", lrl.DQN: "head", lrl.TD3: "layers", lrl.CrossQ: "layers"}
 """The layers of each policy."""
 ALGORITHMS = [lrl.PPO, *(pytest.param(each, marks=pytest.mark.thorough) for each in (lrl.SAC, lrl.DQN, lrl.TD3))]
 
@@ -120,17 +120,28 @@ def test_other_precisions_are_refused_in_one_line(algorithm, change):
 
 
 def test_another_precision_during_a_run_is_refused_before_the_next_iteration():
-    model = tiny(lrl.PPO, max_env_steps=96)
-    with pytest.raises(SettingError, match=r"has parameters of torch\.float64"):
-        fit(model, callbacks=[At(iteration_2=lambda model: model.double())])
-    assert model.env_steps == 32
+    for change in (lambda model: model.double(), lambda model: layer(model, -1).double()):
+        model = tiny(lrl.PPO, max_env_steps=96)
+        with pytest.raises(SettingError, match=r"^ActorCritic has parameters of torch\.float64"):
+            fit(model, callbacks=[At(iteration_2=change)])
+        assert model.env_steps == 32
 
 
-def test_a_critic_in_another_precision_is_refused():
-    model = tiny(lrl.SAC, max_env_steps=48)
-    model.critic.double()
-    with pytest.raises(SettingError, match=r"^Critic has parameters of torch\.float64"):
-        fit(model)
+@pytest.mark.parametrize("algorithm", [lrl.SAC, *(pytest.param(each, marks=pytest.mark.thorough) for each in (lrl.TD3, lrl.CrossQ))])
+def test_a_critic_in_another_precision_is_refused_before_a_run_and_in_it(algorithm):
+    for callbacks in [], [At(iteration_2=lambda model: model.critic.double())]:
+        model = tiny(algorithm, max_env_steps=96)
+        if not callbacks:
+            model.critic.double()
+        with pytest.raises(SettingError, match=r"^Critic has parameters of torch\.float64"):
+            fit(model, callbacks=callbacks)
+
+
+def test_double_of_dqn_is_a_setting_and_called_as_torchs_method_it_says_so():
+    model = tiny(lrl.DQN, double=True)
+    assert model.double == model.hparams["double"] is True and repr(model.double) == "True"
+    with pytest.raises(SettingError, match=r"^DQN\.double is a setting: networks act and learn in torch\.float32, leave out \.double\(\)$"):
+        model.double()
 
 
 def normalize_layers(module, norm):
