@@ -29,6 +29,7 @@ from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_spac
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.hooks import RunModule
+from lightning_rl.training.loading import best_of, find_program, read_checkpoint
 from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_to_numpy, tree_to_torch
 
 
@@ -288,6 +289,8 @@ def load_with_env(path: str | Path, env: Env | None = None) -> Any:
     """Load the algorithm of a checkpoint with its environment, or with the given one."""
     algorithm = RunModule.load_from_checkpoint(path, **_given(env))
     if algorithm.env is None:
+        if (program := find_program(read_checkpoint(best_of(path))["hyper_parameters"])) is not None:
+            raise SettingError(f"{path} was trained in a program, {program}; if you trust it, add --env {program}, or env= in Python")
         way_out = "give env= from Python, or --env ID where the command has it"
         raise SettingError(f"{path} was trained on a ready environment, which a file cannot store; {way_out}")
     return algorithm

@@ -184,6 +184,8 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
                 f"critic_obs {joint} is not in the given spaces; a Behavior takes it from partial(PPO, critic_obs={joint!r})"
             )
         if self.self_play is not None:
+            if getattr(self.env, "is_unity", False):
+                raise SettingError(f"self_play: all teams of {self.env.name} learn at the same time; leave it out")
             self.self_play, self.spaces = prepare_self_play(self.self_play, self.spaces, isinstance(self.env, SharedEnv))
         self.memory = as_memory(self.memory)
         built = {"env": self.env, "memory": self.memory, "self_play": self.self_play}

@@ -20,15 +20,17 @@ from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import StopOnEvaluation, any_rank_must_stop, check_monitors, is_monitored, must_stop
 from lightning_rl.checkpoints.validation import MEASURE, Rules
-from lightning_rl.data.agent_episodes import AgentEpisodePlayer
+from lightning_rl.data.agent_episodes import AgentEpisodePlayer, RowEpisodePlayer
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
 from lightning_rl.data.opponents import Script, explain_unsaved, find_exploitability, name_opponent
 from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.copies import AgentsEnv
-from lightning_rl.envs.agents.stepper import Opponent
+from lightning_rl.envs.agents.stepper import Opponent, RowStepper
 from lightning_rl.envs.config import Env, EnvConfig, EnvSource, as_config, single_env_config
 from lightning_rl.envs.make import describe_wrappers, make_env, make_vmas, probe_spaces
 from lightning_rl.envs.parameters import draw_by_episode
+from lightning_rl.envs.stepping import make_agent_stepper
+from lightning_rl.envs.unity.settings import EDITOR
 from lightning_rl.errors import MAX_SEED, RunStoppedError, SettingError
 from lightning_rl.fields import Range, read_fields
 from lightning_rl.loggers import CsvTable, show_to_callbacks
@@ -36,6 +38,8 @@ from lightning_rl.spaces import Spaces, allocate, as_spaces, describe_space
 from lightning_rl.types import State, tree_map
 
 Wrapper = Callable[[gym.Env], gym.Env]
+OF_EVALUATIONS, OF_TRAINING = "eval/mean_reward", "rollout/ep_rew_mean"
+"""The mean return in evaluations, and that of the last episodes of training."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,8 @@ class RolloutEvaluator(pl.Callback):
         self.variants: dict[str, Wrapper] = {}
         """Wrappers by name; the policy is also evaluated under each of them, in addition to the environment as it is."""
         self.evaluated_at, self.evaluations, self.continues, self.hinted = 0, 0, False, False
+        self.is_off = False
+        """Whether there are no evaluations: those of a Unity scene need an interval."""
         self.played, self.last_played = 0, 0
         """Environment steps of all evaluations of the run, and of the last one."""
         self.played_now: list[list[Episode]] = []
@@ -172,7 +178,13 @@ class RolloutEvaluator(pl.Callback):
 
     def check(self, algorithm: AlgorithmRun) -> None:
         """Raise `SettingError` if the environment cannot be built for an evaluation, or the opponent does not exist or fit."""
-        check_can_be_built(algorithm.env if self.env is None else self.env)
+        env = check_can_be_built(algorithm.env if self.env is None else self.env)
+        if isinstance(env, EnvConfig) and env.is_unity:
+            if self.is_off:
+                more = "best.ckpt follows training's return; for evaluations set evaluation.every_n_env_steps"
+                return algorithm.say(f"no evaluations: {env.name} plays no episodes from seeds; {more}")
+            if env.name == EDITOR:
+                raise SettingError("evaluation: Unity's editor is one player, which trains; evaluate the run when it has ended")
         for line in () if self.env is None else describe_wrappers(self.env):
             algorithm.say(f"in evaluations: {line}")
         if self.opponent != "random":
@@ -186,6 +198,13 @@ class RolloutEvaluator(pl.Callback):
             mixed = "best.ckpt and patience would treat them as one series"
             raise SettingError(f"{number} evaluators: {mixed}; combine them, MultiEvaluator([RolloutEvaluator(…), …])")
         self.variants, self.reports_success, self.continues = {}, False, False
+        env = pl_module.env if self.env is None else self.env
+        self.is_off = getattr(env, "is_unity", False) and self.every_n_env_steps is None and self.every_n_updates is None
+        if self.is_off:
+            if callbacks_of(trainer, StopOnEvaluation):
+                raise SettingError("evaluation.stop_at and evaluation.patience need evaluation.every_n_env_steps with a scene of Unity")
+            for saver in callbacks_of(trainer, BestModel):
+                saver.monitor = OF_TRAINING if saver.monitor == OF_EVALUATIONS else saver.monitor
         self.interval = interval_of("evaluation", self, pl_module, 20)
         self.check(pl_module)  # fail now, not after the first rollouts
 
@@ -208,7 +227,9 @@ class RolloutEvaluator(pl.Callback):
         self._evaluate_if_due(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        if self.evaluated_at != pl_module.count and not any_rank_must_stop(trainer):  # ended early: the final weights are evaluated too
+        if (
+            self.evaluated_at != pl_module.count and not self.is_off and not any_rank_must_stop(trainer)
+        ):  # ended early: the final weights are evaluated too
             self.evaluate(trainer, pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
@@ -220,9 +241,17 @@ class RolloutEvaluator(pl.Callback):
 
     def _evaluate_if_due(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
         count, last = algorithm.count, self.evaluated_at
-        due = count // self.interval > last // self.interval and self.affords_one(trainer, algorithm)
+        due = count // self.interval > last // self.interval and (self.is_off or self.affords_one(trainer, algorithm))
         if due or (algorithm.finished and last != count):
-            self.evaluate(trainer, algorithm)
+            (self.compare_training if self.is_off else self.evaluate)(trainer, algorithm)
+
+    def compare_training(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Let the best weights be those with the highest mean return in training, in place of an evaluation."""
+        self.evaluated_at = algorithm.count
+        metrics = trainer.strategy.broadcast(algorithm.collector.metrics())
+        for saver in callbacks_of(trainer, BestModel):
+            if saver.monitor in metrics:  # an episode has ended
+                saver.on_evaluation_end(trainer, algorithm, metrics)
 
     def is_bounded(self, algorithm: AlgorithmRun) -> bool:
         """Return whether `max_share` applies: in a run that counts environment steps, without an interval."""
@@ -436,7 +465,7 @@ def make_player(
     spaces: Spaces | None = None,
     wrappers: Sequence[Wrapper] = (),
     opponent: Opponent | None = None,
-) -> EpisodePlayer | AgentEpisodePlayer:
+) -> EpisodePlayer | AgentEpisodePlayer | RowEpisodePlayer:
     """Return a player of episodes, which end at `max_episode_steps`, or else at the environment's own limit.
 
     `spaces`: those of the policy; if they are masked, the environments must have masks; None takes those of the environment. `wrappers`:
@@ -444,6 +473,11 @@ def make_player(
     for a ready vector environment, which cannot be built again.
     """
     builder = single_env_config(check_can_be_built(env))
+    if isinstance(env, EnvConfig) and env.is_unity and spaces is not None and not wrappers and opponent is None:
+        first = 0 if env.name == EDITOR else env.num_envs  # a player of its own, after those that train
+        stepper = make_agent_stepper(single_env_config(env), spaces, first)
+        assert isinstance(stepper, RowStepper)
+        return RowEpisodePlayer(stepper, max_episode_steps)
 
     def wrap(made: gym.Env) -> gym.Env:
         made = draw_by_episode(made)

@@ -73,7 +73,7 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
 def describe_returns(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
     """Return a line on what the returns of training and of evaluations are, if a run has both."""
     evaluators = callbacks_of(trainer, RolloutEvaluator)
-    if not evaluators or algorithm.counter == "updates":
+    if not evaluators or evaluators[0].is_off or algorithm.counter == "updates":
         return []
     actions = "the most likely actions" if evaluators[0].deterministic else "sampled actions"
     return [f"  returns       training: the last {WINDOW} episodes, as explored; evaluations: the newest weights, {actions}"]
@@ -82,7 +82,7 @@ def describe_returns(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
 def describe_evaluation(trainer: pl.Trainer, algorithm: AlgorithmRun) -> str:
     """Describe when a run is evaluated, and with how many episodes."""
     evaluators = callbacks_of(trainer, RolloutEvaluator)
-    if not evaluators:
+    if not evaluators or evaluators[0].is_off:
         return "none"
     first = evaluators[0]
     collector, updates = algorithm.collector, getattr(algorithm, "updates_per_iteration", math.inf)

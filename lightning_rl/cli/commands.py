@@ -17,6 +17,7 @@ from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
 from lightning_rl.checkpoints.manifest import manifest_path, read_manifest
 from lightning_rl.cli.fit import redirect_notices
 from lightning_rl.config_files import parse, read_config
+from lightning_rl.data.episodes import EpisodePlayer
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrations
@@ -135,6 +136,7 @@ def collect(options: Namespace) -> int:
         raise SettingError(f"collect records environments of one agent, and this one has {len(algorithm.spaces.agents)}")
     # one environment, so that the policy acts bit for bit as from load_policy
     player = make_player(algorithm.run.current_env, 1, None, algorithm.spaces, [RecordEpisodes])
+    assert isinstance(player, EpisodePlayer)
     recorder = player.envs[0]
     assert isinstance(recorder, RecordEpisodes)
     with closing(player), torch_threads(1):

@@ -11,12 +11,12 @@ from torch import Generator, Tensor, nn
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, success
 from lightning_rl.data.opponents import draw_actions
 from lightning_rl.envs.agents.serial import SerialWorld
-from lightning_rl.envs.agents.stepper import Opponent, points, spread
+from lightning_rl.envs.agents.stepper import Opponent, RowStepper, points, spread
 from lightning_rl.envs.agents.vmas import VmasCopies, VmasWorld
 from lightning_rl.envs.agents.world import Moves, Side, World
 from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import RunStoppedError
-from lightning_rl.nan_policy import check_episode
+from lightning_rl.nan_policy import Guard, check_episode
 from lightning_rl.networks.acting import ActingPolicy, check_float32
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample, without_hidden
@@ -301,3 +301,62 @@ class _Match:
                 result = float(points(np.array([[mean, *others]]), np.array([0]))[0])
         succeeded = float(np.mean(successes)) if successes else None
         return Episode(self.seeds[e].pop(0), mean, int(self.world.lengths[e]), succeeded, several, result)
+
+
+class RowEpisodePlayer:
+    """Plays episodes in a world that itself begins the next episode of each agent, such as a scene of Unity; it takes no seeds.
+
+    Each row plays its fixed share of the episodes: those that finish first are often short ones. The return of an episode is its agent's.
+
+    Args:
+        stepper: of the world; the player closes it.
+        max_episode_steps: an episode of this length counts as truncated; so does that of an agent that does not come back for as long.
+    """
+
+    on_nan = "raise"
+    """How to handle NaN and infinite values, see `nan_policy.py`."""
+
+    def __init__(self, stepper: RowStepper, max_episode_steps: int | None) -> None:
+        self.stepper, self.close = stepper, stepper.close
+        self.max_episode_steps = max_episode_steps or MAX_EPISODE_STEPS
+        self.finished: list[Episode] = []
+        """Episodes of the newest `play` that have ended so far."""
+
+    @torch.no_grad()
+    def play(
+        self, network: ActingPolicy, episodes: int, seed: int, deterministic: bool, stop: Callable[[], bool] = lambda: False
+    ) -> list[Episode]:
+        """Play episodes, numbered seed, seed + 1, …; of the rows with an agent, row i plays i, i + rows, …  `seed` is also of the draws.
+
+        Raises `RunStoppedError`: `stop` returned True.
+        """
+        check_float32(network)
+        stepper, guard, num = self.stepper, Guard(self.on_nan), self.stepper.num_envs
+        generator = Generator(next(network.parameters()).device).manual_seed(seed)
+        obs, mask = stepper.reset(seed)
+        rows = np.flatnonzero(stepper.present)
+        shares = {row: list(range(seed + i, seed + episodes, len(rows))) for i, row in enumerate(rows.tolist())}
+        memory, start = tree_to_numpy(network.initial_memory(num)), np.ones(num, dtype=bool)
+        returns, lengths, absent = np.zeros(num), np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.int64)
+        self.finished.clear()
+        with eval_mode(network):
+            while any(shares.values()):
+                if stop():
+                    raise RunStoppedError
+                actions, memory = draw_actions(network, obs, mask, memory, start, generator, deterministic)
+                step = stepper.step(actions)
+                if not (is_finite(step.obs) and is_finite(step.reward)):
+                    step = guard.replace(step, obs, int(lengths.max()), stepper.labels)
+                returns += np.where(step.valid, step.reward, 0.0)
+                lengths += step.valid
+                absent = np.where(step.valid, 0, absent + 1)
+                over = step.terminated | step.truncated | (lengths >= self.max_episode_steps) | (absent >= self.max_episode_steps)
+                for row in np.flatnonzero(over).tolist():
+                    if lengths[row] and shares.get(row):
+                        self.finished.append(Episode(shares[row].pop(0), float(returns[row]), int(lengths[row]), None))
+                    elif absent[row]:
+                        shares[row] = []  # its agent has left for good
+                lost = step.episode_start & ~step.valid
+                returns[over | lost], lengths[over | lost], absent[over] = 0.0, 0, 0
+                obs, mask, start = step.obs, step.mask, step.episode_start
+        return sorted(self.finished)

@@ -21,6 +21,7 @@ from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.sync import closing_env
 from lightning_rl.envs.tensors import PREFIX
+from lightning_rl.envs.unity.settings import EDITOR, UnitySettings, is_unity
 from lightning_rl.errors import SettingError
 from lightning_rl.fields import Range, as_settings, read_fields
 
@@ -49,7 +50,8 @@ class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: `CartPole-v1`, `module:EnvId-v0`, or a class or function, by its path: `my_envs.Corridor`, `mpe2.simple_spread_v3`.
+        id: `CartPole-v1`, `module:EnvId-v0`, or a class or function, by its path: `my_envs.Corridor`, `mpe2.simple_spread_v3`; `unity` for
+            Unity's editor, `unity:PATH` for a build.
         num_envs: number of parallel environments in each process.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto`: `async` for several Atari games on several cores, `native` for `Torch/…`, numpy for classic control, else `sync`.
@@ -66,7 +68,7 @@ class EnvConfig:
             `{sampler_type, sampler_parameters}`, or `{curriculum: [lessons]}`; see docs/curriculum.md.
         observe_parameters: append the drawn values to the observation.
         step_timeout: for `async`: seconds to wait for an environment before it is restarted; default: 60.
-        max_restarts: for `async`: how often each environment may be restarted in an hour; default: 10.
+        max_restarts: for `async` and Unity: how often each environment may be restarted in an hour; default: 10.
     """
 
     id: EnvId
@@ -98,7 +100,9 @@ class EnvConfig:
         read_fields(self, "env.")
         if self.num_envs > MAX_ENVS:
             raise SettingError(f"env.num_envs {self.num_envs} is more than one process can step; the maximum is {MAX_ENVS:,}")
-        for name in ("step_timeout", "max_restarts"):
+        if self.is_unity:
+            self.check_unity()
+        for name in ("step_timeout", "max_restarts") if not self.is_unity else ():
             if getattr(self, name) is not None:
                 mode = ("async" if self.is_several_games else "sync") if self.vectorization == "auto" else self.vectorization
                 if mode != "async":
@@ -122,6 +126,24 @@ class EnvConfig:
                 way_out = "wrap it in a function of your own"
                 raise SettingError(f"env.{name} is for environments of one agent; {self.name} has several: {way_out}")
 
+    def check_unity(self) -> None:
+        """Raise `SettingError` for settings that scenes of Unity, as this one is, do not support."""
+        as_settings("env.kwargs", UnitySettings, self.kwargs)
+        if self.name == EDITOR and self.num_envs != 1:
+            raise SettingError(f"env.id {EDITOR}: the editor is one player; env.num_envs must be 1")
+        if self.max_episode_steps is not None:
+            raise SettingError("env.max_episode_steps: set Max Step of the agents in Unity")
+        if self.step_timeout is not None:
+            raise SettingError("env.step_timeout: a Unity scene has env.kwargs.timeout_wait")
+        if self.observe_parameters:
+            raise SettingError("env.observe_parameters: Unity draws the values itself; let the scene observe them")
+        self.check_agents()
+
+    @property
+    def is_unity(self) -> bool:
+        """Return whether this is a scene of Unity."""
+        return is_unity(self.name)
+
     @property
     def path(self) -> str | None:
         """Return the id, or the import path of the class or function; None if it has none."""
@@ -135,7 +157,7 @@ class EnvConfig:
     @property
     def is_registered(self) -> bool:
         """Return whether `gymnasium.make` builds this environment; others are built by a class or function, or by a path to one."""
-        return isinstance(self.id, str) and not is_path(self.id)
+        return isinstance(self.id, str) and not is_path(self.id) and not self.is_unity
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from lightning_rl.envs.masks import Masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters
 from lightning_rl.envs.sync import CheckedEnv, TurnVectorEnv, closing_env
 from lightning_rl.envs.tensors import PREFIX, HostView, gives_tensors, register_torch_control
+from lightning_rl.envs.unity.scene import find_spaces as find_unity_spaces
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.envs.wrapper_effects import check_wrappers, describe_effects, effects_by_class, find_effects
 from lightning_rl.errors import SettingError, closest_argument, closest_of, keep_running, missing_extra, nearest, place_in_code
@@ -93,6 +94,8 @@ def make_env(config: EnvSource, index: int = 0) -> gym.Env:
     if isinstance(config, VectorEnv):
         raise SettingError("a ready vector environment cannot be built again; pass an id, an EnvConfig, or a function that builds one")
     config = config if isinstance(config, EnvConfig) else EnvConfig(config)
+    if config.is_unity:
+        raise SettingError(f"{config.name} is a scene of Unity, which cannot be played as a single environment here; see docs/unity.md")
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
     env = _make_registered(config) if config.is_registered else _make_own(config, index)
@@ -164,6 +167,10 @@ def probe_spaces(env: EnvSource, joint: str = "") -> Spaces:
         envs = make_vector_env(env)
         with closing_env(envs):
             spaces = _find_masks(envs, single_spaces(envs), env.name)
+    elif isinstance(env, EnvConfig) and env.is_unity:
+        if joint:
+            raise SettingError(f"critic_obs {joint}: agents of {env.name} come and go by themselves, so they are not seen jointly")
+        spaces = find_unity_spaces(env)
     else:
         single = make_env(single_env_config(env))
         if isinstance(agents := single.unwrapped, AgentsEnv):

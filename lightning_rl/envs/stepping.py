@@ -28,6 +28,7 @@ from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.state import choose_way, seed_spaces
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.sync import close_env, closing_env
+from lightning_rl.envs.unity.world import UnityWorld
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, keep_running
 from lightning_rl.spaces import MASK, Spaces, single_spaces
@@ -225,6 +226,8 @@ def make_world(env: EnvSource, sides: Mapping[str, Spaces], first: int) -> World
     Raises:
         SettingError: the environment has other agents or spaces.
     """
+    if isinstance(env, EnvConfig) and env.is_unity:
+        return UnityWorld(env, sides, first)
     if (copies := make_vmas(env, count_envs(env))) is None:
         return make_serial_world(env, sides, first)
     way, settings = find_way_to_save(env, sides)

@@ -172,7 +172,12 @@ def end_replacing(run: Path, saves: bool = True) -> bool:
 
 
 def environment_name(env: object) -> str:
-    """Return the environment's id without its module, or the name of its class or function; for a lambda, that of the environment built."""
+    """Return the environment's id without its module, or the name of its class or function; of a build of Unity the name of its file.
+
+    For a lambda, it is that of the environment built.
+    """
+    if isinstance(env, EnvConfig) and env.is_unity:
+        return Path(env.name.rpartition(":")[2]).stem
     if isinstance(env, EnvConfig) and env.path is not None:
         return env.path.rpartition(":")[2].removeprefix("__main__.")
     env = env.id if isinstance(env, EnvConfig) else env

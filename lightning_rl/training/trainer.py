@@ -35,7 +35,7 @@ from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, 
 from lightning_rl.training.arguments import describe_unnamed, plain
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.hooks import RunModule
-from lightning_rl.training.loading import checkpoint_of, describe_changes, foreign_modules, take_weights
+from lightning_rl.training.loading import checkpoint_of, describe_changes, find_program, foreign_modules, take_weights
 from lightning_rl.training.resuming import check_fits
 from lightning_rl.training.run import describe_refused_data
 from lightning_rl.training.run_folder import (
@@ -420,7 +420,8 @@ class Trainer(EvaluatingTrainer):
         best = next((callback.path for callback in callbacks_of(self, BestModel)), None)
         if best is not None and best.exists() and model.hparams["env"] is not None:
             here = f'lightning_rl.evaluate("{best}")' + ("" if in_notebook() else " in this program, which defines it")
-            command = f"{evaluate} --ckpt_path {quote(str(best))} --episodes 100"
+            program = find_program(model.hparams)  # which a checkpoint alone must not start
+            command = f"{evaluate} --ckpt_path {quote(str(best))} --episodes 100" + ("" if program is None else f" --env {quote(program)}")
             self.say(f"evaluate it: {here if evaluate is None or in_notebook() else command}")
 
     def _end_program(self, model: RunModule) -> NoReturn:

@@ -28,14 +28,19 @@ class WorldStepper:
         num_envs: number of rows.
     """
 
-    restarts, workers = 0, None
+    workers = None
 
     def __init__(self, world: World, num_envs: int) -> None:
         self.world, self.side, self.num_envs = world, world.sides[SIDE], num_envs
         self.name, self.can_be_saved, self.close, self.set_lessons = world.name, world.can_be_saved, world.close, world.set_lessons
-        self.notices: list[str] = []
+        self.notices = world.notices
         self.labels: list[str] = []
         """Names of the rows in messages, if they are the same agents in all episodes."""
+
+    @property
+    def restarts(self) -> int:
+        """Return how many times a copy was restarted because it failed."""
+        return self.world.restarts
 
     def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
         """Start an episode in every copy. Return the first observations of the rows, and their masks."""

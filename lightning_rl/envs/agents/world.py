@@ -206,6 +206,8 @@ class World:
     ) -> None:
         self.name, self.num_copies, self.max_episode_steps = name, num_copies, max_episode_steps
         self.settings, self.can_be_saved = settings, can_be_saved
+        self.restarts, self.notices = 0, list[str]()
+        """Number of restarts of copies that failed, and a line for the user about each."""
         self.sides = {side: Side(name, side, spaces, num_copies) for side, spaces in sides.items()}
         self.all = np.arange(num_copies)
         self.lengths = np.zeros(num_copies, dtype=np.int64)

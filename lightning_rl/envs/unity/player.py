@@ -74,6 +74,8 @@ class Player:
         self.outbox, self.stats = bytearray(), list[tuple[str, float, str]]()
         """Messages of side channels for the next reply, and statistics that the scene reported."""
         self.process: subprocess.Popen | None = None
+        self.quits = False
+        """Whether Unity was asked to quit."""
         self.executor = DaemonExecutor()
         base = settings.port or (EDITOR_PORT if executable is None else None)
         self.server, self.port = self._serve(0 if base is None else base + index)
@@ -195,12 +197,18 @@ class Player:
     def _name(self) -> str:
         return "the editor" if self.executable is None else self.executable.name
 
+    def ask_to_quit(self) -> None:
+        """Ask Unity to quit; `close` waits for it."""
+        if not self.quits:
+            self.quits = True
+            self.replies.put(wire.make_message(status=wire.CLOSED))  # Unity has a request open, or makes another one
+
     def close(self, patience: float = CLOSE_TIMEOUT) -> None:
         """Ask Unity to quit; kill an executable that does not within `patience` seconds."""
         if self.server is None:
             return
         server, self.server = self.server, None
-        self.replies.put(wire.make_message(status=wire.CLOSED))  # Unity has a request open, or makes another one
+        self.ask_to_quit()
         if self.process is not None:
             try:
                 self.process.wait(patience)

@@ -1,0 +1,271 @@
+"""A scene in one player: the seats of its agents, the messages in which they ask for decisions, and its restarts."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.lessons import LessonValues, as_parameters, as_sampler
+from lightning_rl.envs.unity.channels import make_parameter
+from lightning_rl.envs.unity.decoding import Agents, BehaviorSpec
+from lightning_rl.envs.unity.player import Actions, Player, Turn
+from lightning_rl.envs.unity.settings import UnitySettings, find_executable
+from lightning_rl.errors import SettingError
+from lightning_rl.spaces import Spaces
+from lightning_rl.types import Tree
+
+MAX_TURNS_ALONE = 10_000
+"""Messages in a row in which no learning agent asks; after them an error reports that none ever does."""
+
+
+class Ended(NamedTuple):
+    """An agent whose episode ended: its place among those that ended in a message."""
+
+    agents: Agents
+    place: int
+
+    @property
+    def reward(self) -> float:
+        """Return its last reward."""
+        return float(self.agents.reward[self.place])
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether the episode was truncated."""
+        return bool(self.agents.interrupted[self.place])
+
+
+class Seats:
+    """The seats of the agents of one behavior and team in a player. An agent keeps its seat for all its episodes.
+
+    Args:
+        name: of the behavior, for messages.
+        num: number of seats.
+    """
+
+    def __init__(self, name: str, num: int) -> None:
+        self.name, self.num = name, num
+        self.seat_of: dict[int, int] = {}
+        """By the agent's id."""
+        self.present: set[int] = set()
+        self.asked: list[int] = []
+        """The seats of the agents that ask, in the message's order."""
+        self.acted: list[int] = []
+        """The seats that asked before."""
+        self.asking: Agents | None = None
+        self.ended: dict[int, Ended] = {}
+        """By seat, since the last decisions."""
+
+    def begin_step(self) -> None:
+        """Note that the agents that asked act."""
+        self.acted, self.asked = self.asked, []
+        self.ended.clear()
+
+    def note_ends(self, agents: Agents) -> None:
+        """Note which episodes ended; agents that never asked in theirs have none."""
+        for place, agent_id in enumerate(agents.ids):
+            seat = self.seat_of.get(agent_id, -1)
+            if seat in self.present:
+                self.ended[seat] = Ended(agents, place)
+                self.present.remove(seat)
+
+    def note_requests(self, agents: Agents) -> None:
+        """Seat the agents that ask for a decision. Raises `SettingError`: there are too few seats, or present agents do not ask."""
+        self.asking, self.asked = agents, [self._find_seat(agent_id) for agent_id in agents.ids]
+        waiting = self.present.difference(self.asked)
+        if waiting:
+            who = f"seat {min(waiting)} waits while {f'seat {self.asked[0]} asks' if self.asked else 'others ask'}"
+            way_out = "give their Decision Requesters one period and step"
+            raise SettingError(f"agents of {self.name} decide at different ticks ({who}): {way_out}")
+        self.present.update(self.asked)
+
+    def _find_seat(self, agent_id: int) -> int:
+        """Return the seat of an agent; a new one gets the lowest that was never taken, or else that of an agent that ended."""
+        if agent_id in self.seat_of:
+            return self.seat_of[agent_id]
+        seat = len(self.seat_of)
+        if seat >= self.num:
+            free = {each: other for other, each in self.seat_of.items() if each not in self.present}
+            if not free:
+                raise SettingError(
+                    f"{self.num + 1} agents of {self.name} are present, and there are {self.num} seats: set env.kwargs.seats"
+                )
+            seat = min(free)
+            del self.seat_of[free[seat]]
+        self.seat_of[agent_id] = seat
+        self.present.add(seat)
+        return seat
+
+
+class Scene:
+    """A scene in a player of its own. Its agents ask for decisions and end, see `seats`.
+
+    Args:
+        config: of the environment.
+        index: of the player in the run.
+    """
+
+    def __init__(self, config: EnvConfig, index: int) -> None:
+        self.config, self.index, self.settings = config, index, read_settings(config)
+        parameters = {name: parameter.only(len(parameter.lessons) - 1) for name, parameter in as_parameters(config.parameters).items()}
+        self.parameters = self.make_parameters(parameters)
+        self.seats: dict[str, Seats] = {}
+        """By behavior and team as Unity names them."""
+        self.first: Turn | None = None
+        """The first message with agents that ask, before anybody has a seat."""
+        self.open()
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the player."""
+        return (torch.initial_seed() + self.index) % 2**31
+
+    def make_parameters(self, lessons: Mapping[str, LessonValues]) -> bytes:
+        """Return the messages that set parameters of the scene to their newest lessons."""
+        samplers = {name: as_sampler(name, values["values"][-1]) for name, values in lessons.items()}
+        return b"".join(make_parameter(name, sampler, self.seed + k) for k, (name, sampler) in enumerate(samplers.items()))
+
+    def open(self) -> None:
+        """Start the player, and the episodes in it."""
+        executable = find_executable(self.config.name)
+        log = None if executable is None else find_log_folder(self.settings.log_folder) / f"Player-{self.index}.log"
+        self.player = Player(executable, self.settings, self.index, self.seed, self.parameters, log)
+
+    def reset(self) -> None:
+        """Abandon all episodes, and start new ones."""
+        self.first = None
+        self.player.reset()
+
+    def wait(self) -> Turn:
+        """Wait for a message in which agents that may learn ask. Return it if nobody has a seat yet."""
+        for _ in range(MAX_TURNS_ALONE):
+            turn = self.player.finish()
+            for name, seats in self.seats.items():
+                seats.note_ends(turn.ended[name])
+            asking = [name for name, agents in turn.asking.items() if agents.ids and self.is_learner(name)]
+            if asking:
+                for name in asking if self.seats else ():
+                    if name not in self.seats:
+                        late = f"the behavior {name} appeared after the first message"
+                        raise SettingError(f"{self.config.name}: {late}; choose those that learn with env.kwargs.behavior")
+                for name, seats in self.seats.items():
+                    seats.note_requests(turn.asking[name])
+                return turn
+            self.player.start({})
+        raise SettingError(f"{self.config.name}: in {MAX_TURNS_ALONE:,} messages no agent of {self.settings.behavior} asked for a decision")
+
+    def wait_for_first(self) -> Turn:
+        """Return the first message in which agents ask."""
+        self.first = self.first or self.wait()
+        return self.first
+
+    def is_learner(self, name: str) -> bool:
+        """Return whether agents of a behavior, as Unity names it, learn."""
+        return self.settings.behavior in (None, known_as(name))
+
+    def sit(self, seats: dict[str, int]) -> None:
+        """Take the seats of the agents that ask in the first message; `seats`: their numbers by behavior and team."""
+        turn = self.wait_for_first()
+        self.first, self.seats = None, {name: Seats(known_as(name), num) for name, num in seats.items()}
+        for name, agents in turn.asking.items():
+            if agents.ids and self.is_learner(name):
+                if name not in self.seats:
+                    raise SettingError(
+                        f"{self.config.name} has agents of {name}, which the model does not know; load it with its own scene"
+                    )
+                self.seats[name].note_requests(agents)
+
+    def as_actions(self, name: str, actions: Tree) -> Actions:
+        """Return the actions `[K, …]` of the agents of a behavior that asked, in the form of its messages."""
+        spec = self.player.specs[name]
+        if spec.continuous and spec.branches:
+            return Actions(actions["continuous"], actions["discrete"])
+        return Actions(actions, None) if spec.continuous else Actions(None, actions.reshape(len(actions), -1))
+
+
+def read_settings(config: EnvConfig) -> UnitySettings:
+    """Return the settings of a scene's players."""
+    return UnitySettings(**config.kwargs)
+
+
+def known_as(name: str) -> str:
+    """Return the name of a behavior without its team."""
+    return name.partition("?")[0]
+
+
+def seat_name(name: str, seat: int) -> str:
+    """Return the name of an agent: `Striker/0/3` is seat 3 of team 0."""
+    behavior, _, team = name.partition("?team=")
+    return f"{behavior}/{team or 0}/{seat}"
+
+
+@cache
+def find_log_folder(given: str | None) -> Path:
+    """Return the folder of the players' logs, which exists."""
+    folder = Path(tempfile.mkdtemp(prefix="unity_players_") if given is None else given).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+KEPT: dict[str, Scene] = {}
+"""Scenes that were opened to find their spaces, and wait for their run."""
+
+
+def open_scene(config: EnvConfig, index: int) -> Scene:
+    """Open a scene, or take the one that was opened to find its spaces."""
+    return KEPT.pop(key_of(config), None) or Scene(config, index)
+
+
+def key_of(config: EnvConfig) -> str:
+    """Return what must be equal for a kept scene to be the same."""
+    return json.dumps([config.name, config.kwargs, config.parameters], sort_keys=True, default=str)
+
+
+def find_spaces(config: EnvConfig) -> Spaces:
+    """Open the scene in its first player, which then waits for the run, and return the spaces of the agents that learn.
+
+    Raises `SettingError`: several behaviors could learn, or the chosen one is not there.
+    """
+    scene = KEPT.get(key_of(config)) or Scene(config, 0)
+    try:
+        turn = scene.wait_for_first()
+        names = [name for name, agents in turn.asking.items() if agents.ids and scene.is_learner(name)]
+        behaviors = sorted({known_as(name) for name in names})
+        if len(behaviors) > 1:
+            raise SettingError(f"the scene has the behaviors {' and '.join(behaviors)}: choose one with env.kwargs.behavior")
+        specs = {scene.player.specs[name] for name in names}
+        if len(specs) > 1:
+            raise SettingError(f"the teams of {behaviors[0]} have different observations or actions")
+    except BaseException:
+        scene.player.close()
+        raise
+    KEPT[key_of(config)] = scene
+    (spec,) = specs
+    agents = tuple(seat_name(name, seat) for name in sorted(names) for seat in range(scene.settings.seats or len(turn.asking[name].ids)))
+    return Spaces(observation_space(spec), action_space(spec), bool(spec.branches), agents)
+
+
+def observation_space(spec: BehaviorSpec) -> gym.Space:
+    """Return the space of a behavior's observations: a Box, or several as `obs_0`, `obs_1`, …"""
+    boxes: dict[str, gym.Space] = {}
+    for i, each in enumerate(spec.observations):
+        low, high = (0, 255) if each.dtype == np.uint8 else (-np.inf, np.inf)
+        boxes[f"obs_{i}"] = gym.spaces.Box(low, high, each.shape, each.dtype.type)
+    return boxes["obs_0"] if len(boxes) == 1 else gym.spaces.Dict(boxes)
+
+
+def action_space(spec: BehaviorSpec) -> gym.Space:
+    """Return the space of a behavior's actions."""
+    continuous = gym.spaces.Box(-1.0, 1.0, (spec.continuous,), np.float32)
+    if not spec.branches:
+        return continuous
+    if spec.continuous:
+        return gym.spaces.Dict({"continuous": continuous, "discrete": gym.spaces.MultiDiscrete(list(spec.branches))})
+    return gym.spaces.Discrete(spec.branches[0]) if len(spec.branches) == 1 else gym.spaces.MultiDiscrete(list(spec.branches))

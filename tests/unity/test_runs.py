@@ -1,0 +1,124 @@
+"""Algorithms train in scenes of Unity, through the command line as a user does."""
+
+import pytest
+import yaml
+from scenes import build, find_players
+
+from lightning_rl.cli.main import main
+from lightning_rl.envs.unity.scene import KEPT
+
+
+@pytest.fixture
+def scene(folder):
+    """Build the scene `Reach` in the current folder, and look for its processes afterwards."""
+
+    def build_(*arguments):
+        build(folder, "--scene", "reach", *arguments, name="Reach")
+        return ["--model.env.id=unity:Reach", f"--model.env.kwargs.log_folder={folder}/logs"]
+
+    yield build_
+    for kept in KEPT.values():  # as at the end of a program, if a run did not begin
+        kept.player.close()
+    KEPT.clear()
+    assert find_players(folder / "logs" / "Player-0.log") == []
+
+
+def fit(scene, *options, steps=512, num_envs=1):
+    """Train PPO or another model for some steps."""
+    own = [] if any(option.startswith("--model=") for option in options) else ["--model=PPO"]
+    return main(["fit", *own, *scene, f"--model.env.num_envs={num_envs}", f"--model.max_env_steps={steps}", *options])
+
+
+def test_ppo_trains_and_the_policy_is_evaluated(scene, folder, capsys):
+    assert fit(scene(), "--seed_everything=1", "--model.n_steps=64", steps=2048) == 0
+    out = capsys.readouterr().out
+    assert "PPO on unity:Reach, 1 copy of 16 agents that learn" in out
+    assert "no evaluations: unity:Reach plays no episodes from seeds; best.ckpt follows training's return" in out
+    run = folder / "runs" / "PPO" / "Reach" / "version_0"
+    assert (
+        f"evaluate it: lightning-rl evaluate --ckpt_path {run.relative_to(folder)}/checkpoints/best.ckpt --episodes 100 --env unity:Reach"
+        in out
+    )
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["env"]["id"] == "unity:Reach"
+    assert main(["evaluate", "--ckpt_path", str(run), "--episodes=20", "--env={id: unity:Reach, kwargs: {log_folder: logs}}"]) == 0
+    assert "over 20 episodes" in capsys.readouterr().out
+    assert main(["evaluate", "--ckpt_path", str(run)]) == 2
+    assert "was trained in a program, unity:Reach; if you trust it, add --env unity:Reach" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_a_run_continues_with_new_episodes(scene, capsys):
+    own = scene()
+    assert fit(own, "--model.n_steps=16") == 0
+    again = "--config runs/PPO/Reach/version_0/config.yaml --ckpt_path last --trainer.run_name version_0"
+    assert main(["fit", *again.split(), "--model.max_env_steps=1024"]) == 0
+    out = capsys.readouterr().out
+    assert "environments start new episodes: unity:Reach cannot be saved in the middle of an episode" in out
+    assert "1,024/1,024 steps" in out
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "spaces"),
+    [
+        ("SAC", "", "Box(2)"),
+        ("A2C", "", "Box(2)"),
+        ("TD3", "", "Box(2)"),
+        ("DQN", "discrete", "Discrete(5), masked"),
+        ("PPO", "discrete", "Discrete(5), masked"),
+        ("PPO", "hybrid", "Dict(continuous: Box(1), discrete: MultiDiscrete(2, 2)), masked"),
+        ("PPO", "visual", "Box(3, 20, 20) uint8"),
+        ("PPO", "hwc", "Box(20, 20, 3) uint8"),
+        ("PPO", "goals", "Dict(obs_0: Box(2), obs_1: Box(2), obs_2: Box(4, 3))"),
+        ("PPO", "team", "16 agents"),
+        ("IMPALA", "", "Box(2)"),
+    ],
+)
+def test_algorithms_train_where_the_spaces_allow_it(scene, capsys, algorithm, kind, spaces):
+    assert fit(scene("--kind", kind), f"--model={algorithm}", steps=320) == 0
+    assert spaces in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_evaluations_during_a_run_play_in_a_player_of_their_own(scene, folder, capsys):
+    assert fit(scene(), "--model.n_steps=16", "--evaluation.every_n_env_steps=256", "--evaluation.episodes=4") == 0
+    rows = (folder / "runs" / "PPO" / "Reach" / "version_0" / "evaluations.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 4
+    assert (folder / "logs").is_dir()
+
+
+@pytest.mark.thorough
+def test_an_evaluation_ends_though_the_scene_never_ends(folder, capsys):
+    build(folder, "--scene", "ball", name="Reach")
+    own = ["--model.env.id=unity:Reach", "--model.n_steps=16", "--evaluation.every_n_env_steps=512", "--evaluation.episodes=3"]
+    assert fit(own, "--evaluation.max_episode_steps=20") == 0
+    rows = (folder / "runs" / "PPO" / "Reach" / "version_0" / "evaluations.csv").read_text().splitlines()
+    assert [row.split(",")[3] for row in rows[1:]] == ["20"] * 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--model=POCA", "POCA does not read the groups of Unity's agents yet; use PPO"),
+        ("--model=PPO --model.self_play={}", "self_play: all teams of unity:Reach learn at the same time"),
+        ("--model=EvolutionStrategies", "EvolutionStrategies does not support multi-agent environments such as unity:Reach"),
+        ("--model=PPO --evaluation.stop_at=1", "evaluation.stop_at and evaluation.patience need evaluation.every_n_env_steps"),
+        ("--model=PPO --model.env.id=unity:Rech", "env.id unity:Rech: there is no executable; did you mean Reach?"),
+    ],
+)
+def test_what_is_not_supported_is_one_line(scene, capsys, options, line):
+    assert fit(scene(), *options.split()) == 2
+    err = capsys.readouterr().err.strip()
+    assert line in err
+    assert "\n" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ppo_learns_to_reach(scene, folder, capsys, seed):
+    own = "--model.n_steps=64 --model.batch_size=256 --model.n_epochs=4 --model.gamma=0.95 --model.learning_rate=1e-3"
+    assert fit(scene(), *own.split(), f"--seed_everything={seed}", steps=40_000) == 0
+    metrics = (folder / "runs" / "PPO" / "Reach" / "version_0" / "metrics.csv").read_text().splitlines()
+    column = metrics[0].split(",").index("rollout/ep_rew_mean")
+    assert float(metrics[-1].split(",")[column]) >= 1.7
