@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from dataclasses import fields
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
@@ -21,11 +22,13 @@ from gymnasium.spaces import Box, Dict, Discrete
 import lightning_rl
 from lightning_rl import RecordEpisodes, SettingError
 from lightning_rl.config_files import Loader
+from lightning_rl.envs.unity.settings import UnitySettings
 from lightning_rl.spaces import Spaces
 from lightning_rl.tuning.search_space import read_space
 from tests.command_line import run, run_apart, run_python
 from tests.experts import balance, played
 from tests.sharing.hub import Repo, running_hub, talk_to
+from tests.unity.scenes import build
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -62,6 +65,7 @@ ELSEWHERE = {
     **dict.fromkeys(("wandb sweep", "wandb agent"), "tests/tuning/test_sweep.py runs what an agent would"),
     "--engine ray": "tests/tuning/test_study.py and test_population.py",
     "python examples/auxiliary_head.py": "tests/test_examples.py kills and resumes it",
+    "# the editor": "tests/unity/test_player.py connects as the editor does",
     "_population/best.yaml": "tests/tuning/test_population_based.py",
 }
 FILES = {
@@ -106,6 +110,8 @@ def prepared(tmp_path_factory):
             recorder.save(dataset)
         trainer = lightning_rl.Trainer(enable_progress_bar=False, accelerator="cpu", evaluation={"episodes": 1, "max_episode_steps": 10})
         trainer.fit(lightning_rl.PPO("CartPole-v1", n_steps=32, max_env_steps=256))
+    (folder / "builds").mkdir()
+    build(folder / "builds", "--scene", "reach", name="Soccer")
     for file, text in FILES.items():
         (folder / file).write_text(text)
     shutil.copy(ROOT / "tests" / "importers" / "files" / "sac_trainer_config.yaml", folder)
@@ -302,6 +308,7 @@ def settings_of_all():
     for trainer in (lightning_rl.Trainer, pl.Trainer):
         yield from (f"trainer.{name}" for name in signature(trainer).parameters)
     yield from (*dir(pl.Callback), "pl.Callback", "on_update_end")
+    yield from (f"env.kwargs.{field.name}" for field in fields(UnitySettings))
     yield from ("seed_everything", "action_mask", "reward_signals.rnd.strength", "best.ckpt")
 
 

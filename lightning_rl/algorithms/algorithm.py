@@ -21,6 +21,7 @@ from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
+from lightning_rl.envs.unity.scene import find_roles
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.fields import OrPlain, Range, read_fields
 from lightning_rl.networks.acting import structure_of
@@ -178,7 +179,10 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
         joint = getattr(self, "critic_obs", None)
         if isinstance(joint, str):
             check_choice("critic_obs", joint, ("all", "state"))
+        is_scene = self.spaces is None and getattr(self.env, "is_unity", False)
         self.spaces = self.spaces or probe_spaces(self.env, joint if isinstance(joint, str) else "")
+        for name, found in find_roles(self.env).items() if is_scene else ():
+            setattr(self, name, found if getattr(self, name) is None else getattr(self, name))
         if isinstance(joint, str) and self.spaces.joint != joint:
             raise SettingError(
                 f"critic_obs {joint} is not in the given spaces; a Behavior takes it from partial(PPO, critic_obs={joint!r})"
@@ -189,6 +193,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
             self.self_play, self.spaces = prepare_self_play(self.self_play, self.spaces, isinstance(self.env, SharedEnv))
         self.memory = as_memory(self.memory)
         built = {"env": self.env, "memory": self.memory, "self_play": self.self_play}
+        built |= {"entities": self.entities, "goals": self.goals} if is_scene else {}
         self.save_hyperparameters(plain({name: built.get(name, value) for name, value in settings.items()}))
         extrinsic = {"gamma": self.gamma, "scale": self.reward_scale, "clip": self.clip_reward, "normalize": self.normalize_reward}
         signals = make_signals(self.reward_signals, extrinsic, self.spaces, lambda: self.network.distribution)

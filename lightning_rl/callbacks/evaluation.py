@@ -1,5 +1,6 @@
 """Evaluate the policy during a run, on separate environments."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
@@ -227,10 +228,8 @@ class RolloutEvaluator(pl.Callback):
         self._evaluate_if_due(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        if (
-            self.evaluated_at != pl_module.count and not self.is_off and not any_rank_must_stop(trainer)
-        ):  # ended early: the final weights are evaluated too
-            self.evaluate(trainer, pl_module)
+        if self.evaluated_at != pl_module.count and not any_rank_must_stop(trainer):  # ended early: the final weights are evaluated too
+            self._compare(trainer, pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:
         if self.table is not None:
@@ -243,15 +242,16 @@ class RolloutEvaluator(pl.Callback):
         count, last = algorithm.count, self.evaluated_at
         due = count // self.interval > last // self.interval and (self.is_off or self.affords_one(trainer, algorithm))
         if due or (algorithm.finished and last != count):
-            (self.compare_training if self.is_off else self.evaluate)(trainer, algorithm)
+            self._compare(trainer, algorithm)
 
-    def compare_training(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Let the best weights be those with the highest mean return in training, in place of an evaluation."""
+    def _compare(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
+        """Evaluate, or without evaluations let the best weights be those with the highest mean return in training."""
+        if not self.is_off:
+            return self.evaluate(trainer, algorithm)
         self.evaluated_at = algorithm.count
-        metrics = trainer.strategy.broadcast(algorithm.collector.metrics())
+        metrics = {OF_TRAINING: -math.inf, **algorithm.collector.metrics()}  # the newest are the best until an episode has ended
         for saver in callbacks_of(trainer, BestModel):
-            if saver.monitor in metrics:  # an episode has ended
-                saver.on_evaluation_end(trainer, algorithm, metrics)
+            saver.on_evaluation_end(trainer, algorithm, trainer.strategy.broadcast(metrics))
 
     def is_bounded(self, algorithm: AlgorithmRun) -> bool:
         """Return whether `max_share` applies: in a run that counts environment steps, without an interval."""

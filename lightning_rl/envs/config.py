@@ -33,9 +33,11 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     Wrapper = str | type[gym.Wrapper] | dict[str, Any]
     EnvId = str | Callable[..., object]
+    NumEnvs = int
 else:  # what config files can hold
     Wrapper = str | dict[str, Any]
     EnvId = str
+    NumEnvs = Annotated[int, Range(1)] | None
 
 TASK = ("id", "kwargs", "wrappers", "max_episode_steps", "frame_stack", "atari", "parameters", "observe_parameters")
 """Settings that define the task; the others say how many environments run in parallel, and how."""
@@ -50,9 +52,8 @@ class EnvConfig:
     """An environment and how many copies of it to step.
 
     Args:
-        id: `CartPole-v1`, `module:EnvId-v0`, or a class or function, by its path: `my_envs.Corridor`, `mpe2.simple_spread_v3`; `unity` for
-            Unity's editor, `unity:PATH` for a build.
-        num_envs: number of parallel environments in each process.
+        id: `CartPole-v1`, `module:EnvId-v0`, or a class or function, by its path: `my_envs.Corridor`; or a scene, `unity:PATH`, `unity`.
+        num_envs: number of parallel environments in each process; default: 8, of Unity 1.
         vectorization: `sync` (in this process), `async` (a worker process each), `native` (gymnasium's vector entry point) or `envpool`;
             `auto`: `async` for several Atari games on several cores, `native` for `Torch/…`, numpy for classic control, else `sync`.
         autoreset: `SAME_STEP`, `NEXT_STEP` or `DISABLED`: how `sync` and `async` reset (default: SAME_STEP). For others, the mode if their
@@ -72,7 +73,7 @@ class EnvConfig:
     """
 
     id: EnvId
-    num_envs: Annotated[int, Range(1)] = DEFAULT_NUM_ENVS
+    num_envs: NumEnvs = None  # type: ignore[assignment]
     vectorization: Vectorization = "auto"
     autoreset: Autoreset | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -98,6 +99,8 @@ class EnvConfig:
         for name in ("atari", "observe_parameters"):
             object.__setattr__(self, name, bool(getattr(self, name)))  # in Python also 1 or an empty list
         read_fields(self, "env.")
+        if self.num_envs is None:
+            object.__setattr__(self, "num_envs", count_by_default(self.name))
         if self.num_envs > MAX_ENVS:
             raise SettingError(f"env.num_envs {self.num_envs} is more than one process can step; the maximum is {MAX_ENVS:,}")
         if self.is_unity:
@@ -174,6 +177,11 @@ class EnvConfig:
     def is_several_games(self) -> bool:
         """Return whether these are several Atari games, each of which `auto` steps in its own worker."""
         return self.atari and self.num_envs > 1
+
+
+def count_by_default(env_id: str) -> int:
+    """Return the default number of parallel environments with an id."""
+    return 1 if is_unity(env_id) else DEFAULT_NUM_ENVS
 
 
 def changed_task(before: object, now: object) -> list[str]:

@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from scenes import build, find_players
 
 from lightning_rl.envs.unity.player import Actions, Player, PlayerError
 from lightning_rl.envs.unity.settings import UnitySettings, find_executable
 from lightning_rl.errors import SettingError
+from tests.unity.scenes import build, find_players
 
 
 def start(folder, *arguments, **settings):

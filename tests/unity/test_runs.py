@@ -2,10 +2,11 @@
 
 import pytest
 import yaml
-from scenes import build, find_players
 
+import lightning_rl as lrl
 from lightning_rl.cli.main import main
 from lightning_rl.envs.unity.scene import KEPT
+from tests.unity.scenes import build, find_players
 
 
 @pytest.fixture
@@ -77,6 +78,13 @@ def test_a_run_continues_with_new_episodes(scene, capsys):
 def test_algorithms_train_where_the_spaces_allow_it(scene, capsys, algorithm, kind, spaces):
     assert fit(scene("--kind", kind), f"--model={algorithm}", steps=320) == 0
     assert spaces in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_lists_of_entities_and_goals_are_found(scene):
+    assert fit(scene("--kind", "goals"), steps=320) == 0
+    algorithm = lrl.PPO.load_from_checkpoint("runs/PPO/Reach/version_0/checkpoints/last.ckpt")
+    assert (algorithm.entities, algorithm.goals, algorithm.env) == (["obs_2"], ["obs_1"], None)
 
 
 @pytest.mark.thorough

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from scenes import build, find_players
 
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import probe_spaces
@@ -12,6 +11,7 @@ from lightning_rl.envs.stepping import make_agent_stepper
 from lightning_rl.envs.unity.scene import find_log_folder
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import WorkerError
+from tests.unity.scenes import build, find_players
 
 PUSH = "Push?team=0"
 

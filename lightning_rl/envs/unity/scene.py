@@ -252,6 +252,16 @@ def find_spaces(config: EnvConfig) -> Spaces:
     return Spaces(observation_space(spec), action_space(spec), bool(spec.branches), agents)
 
 
+def find_roles(config: EnvConfig) -> dict[str, list[str]]:
+    """Return the observations that are lists of `entities`, and those that describe `goals`, of a scene whose spaces were just found."""
+    scene = KEPT[key_of(config)]
+    spec = next(spec for name, spec in scene.player.specs.items() if scene.is_learner(name))
+    names = ["obs"] if len(spec.observations) == 1 else [f"obs_{i}" for i in range(len(spec.observations))]
+    named = list(zip(names, spec.observations, strict=True))
+    lists = [name for name, each in named if len(each.shape) == 2]
+    return {"entities": lists, "goals": [name for name, each in named if each.is_goal and name not in lists]}
+
+
 def observation_space(spec: BehaviorSpec) -> gym.Space:
     """Return the space of a behavior's observations: a Box, or several as `obs_0`, `obs_1`, …"""
     boxes: dict[str, gym.Space] = {}
