@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -31,14 +31,7 @@ MIN_SECONDS_BETWEEN_SAVES = 5.0
 """Applies only if the user set no interval. Saving SAC takes 19 ms: once a second would cost 3 % of a short run."""
 
 
-class Periodic(Protocol):
-    """A callback that acts at an interval of environment steps or updates."""
-
-    every_n_env_steps: int | None
-    every_n_updates: int | None
-
-
-def interval_of(section: str, callback: Periodic, algorithm: AlgorithmRun, parts: int) -> int:
+def interval_of(section: str, callback: pl.Callback, algorithm: AlgorithmRun, parts: int) -> int:
     """Return the callback's interval; default: the run's length / `parts`. Raise `SettingError` if the run does not count its unit."""
     for counter in {"env_steps", "updates"} - {algorithm.counter}:
         if getattr(callback, f"every_n_{counter}") is not None:
