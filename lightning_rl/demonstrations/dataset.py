@@ -1,4 +1,4 @@
-"""Load demonstrations from Minari datasets (minari.farama.org), with all values exactly as recorded.
+"""Load demonstrations from Minari datasets (minari.farama.org), with all values exactly as recorded, and from Unity's `.demo` files.
 
 Files are read here and not by Minari, because Minari builds the environment named in a dataset if its spaces are missing, allocates spaces
 and arrays as large as the file declares, and follows links to other files. Here nothing in a dataset is executed, and no package is
@@ -17,6 +17,7 @@ from gymnasium import Space
 from gymnasium.vector.utils import create_empty_array
 
 from lightning_rl.checkpoints.files import shown
+from lightning_rl.demonstrations import unity_files
 from lightning_rl.demonstrations.files import ArrayFile, DamagedError, data_folder, read_metadata
 from lightning_rl.envs.masks import Masks
 from lightning_rl.errors import SettingError
@@ -46,16 +47,20 @@ class Demonstration(NamedTuple):
     action_mask: Tree = ()
 
 
-def load_demonstrations(dataset: str, spaces: Spaces) -> list[Demonstration]:
-    """Load the episodes of a Minari dataset. An episode that neither terminated nor was truncated counts as truncated after its last step.
+def load_demonstrations(dataset: str, spaces: Spaces, say: Callable[[str], None] = print) -> list[Demonstration]:
+    """Load the episodes of a dataset. An episode that neither terminated nor was truncated counts as truncated after its last step.
 
     Args:
-        dataset: its id, such as `cartpole/expert-v0`, or the path of its folder.
+        dataset: the id of a Minari dataset, such as `cartpole/expert-v0`, or the path of its folder; or a `.demo` file of Unity or a folder
+            of them, see `unity_files.py`.
         spaces: spaces of the algorithm.
+        say: called with a line about each `.demo` file.
 
     Raises:
         SettingError: the dataset does not exist, is damaged or empty, or has other spaces.
     """
+    if unity_files.find_files(dataset):
+        return [as_demonstration(episode) for episode in unity_files.load_episodes(dataset, spaces, say)]
     folder = data_folder(dataset)
     forms = empty_arrays(spaces.observation), empty_arrays(spaces.action)
     try:
@@ -67,6 +72,13 @@ def load_demonstrations(dataset: str, spaces: Spaces) -> list[Demonstration]:
     except LIBRARY_ERRORS as error:
         reason = shorten(f"{type(error).__name__}: {error}", 80, placeholder=" …")
         raise SettingError(f"dataset {shown(dataset)} cannot be read ({reason}); it is damaged or not a Minari dataset") from error
+
+
+def as_demonstration(episode: unity_files.Episode) -> Demonstration:
+    """Convert an episode of a `.demo` file."""
+    last = np.arange(len(episode.reward)) == len(episode.reward) - 1
+    ends = last & episode.terminated
+    return Demonstration(episode.obs, episode.action, episode.reward, ends, last & ~ends, episode.mask)
 
 
 def summarize(demonstrations: Iterable[Demonstration]) -> str:

@@ -328,9 +328,8 @@ def set_self_play(config: Config, settings: Settings, several: bool) -> None:
 
 
 def check_demonstrations(config: Config, path: object, where: str) -> None:
-    """Add a comment about demonstrations that are not a Minari dataset; raise `SettingError` if there are none."""
+    """Add a comment about demonstrations that are neither a Minari dataset nor a `.demo` file; raise `SettingError` if there are none."""
     if not isinstance(path, str):
         raise SettingError(f"{where}.demo_path must name demonstrations, got {path!r}")
-    if not MINARI.search(path):
-        minari = "name a Minari dataset there (see lightning-rl collect), Unity's .demo files cannot be read"
-        config.note(f"{where}.demo_path: {minari}")
+    if not MINARI.search(path) and not path.endswith(".demo"):
+        config.note(f"{where}.demo_path: name a .demo file of Unity, a folder of them, or a Minari dataset (see lightning-rl collect)")

@@ -61,7 +61,7 @@ def read_demonstrations(algorithm: LearningModule, setting: str, source: object)
         SettingError: the dataset does not exist, or does not fit the environment.
     """
     if isinstance(source, str):
-        return load_demonstrations(source, algorithm.spaces)
+        return load_demonstrations(source, algorithm.spaces, algorithm.say)
     if not isinstance(source, list | tuple | None):
         raise SettingError(f"{setting} must be the name of a dataset, got {source!r}")
     for k, episode in enumerate(source or ()):

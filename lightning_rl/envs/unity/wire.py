@@ -58,6 +58,10 @@ MESSAGES = {
     "ActionSpecProto": (
         "1 int32 num_continuous_actions, 2 int32 num_discrete_actions, 3 *int32 discrete_branch_sizes, 4 *string action_descriptions"
     ),
+    "AgentInfoActionPairProto": "1 AgentInfoProto agent_info, 2 AgentActionProto action_info",
+    "DemonstrationMetaProto": (
+        "1 int32 api_version, 2 string demonstration_name, 3 int32 number_steps, 4 int32 number_episodes, 5 float mean_reward"
+    ),
 }
 """Fields by message: number, type (* repeated, {} a map from strings) and our name. Enums are int32, which is the same in bytes."""
 
