@@ -33,6 +33,10 @@ class ScheduledOptimizer(Optimizer):
         super().load_state_dict(state_dict)
 
 
+ONE = torch.ones((), device="cpu")
+"""Added in place of a number, of which torch would make a tensor for each parameter: a third of the time for the same bits."""
+
+
 class DirectOptimizer(ScheduledOptimizer):
     """A scheduled optimizer whose steps on a CPU call torch's kernels without its bookkeeping, which takes longer than small kernels."""
 
@@ -54,7 +58,7 @@ class DirectOptimizer(ScheduledOptimizer):
             step = super().step.__func__  # type: ignore[attr-defined]  # torch wraps it, to call hooks, when its class is first built
             return (step if hasattr(step, "hooked") else self.profile_hook_step(step))(self, closure)
         with torch.no_grad():
-            torch._foreach_add_([state["step"] for state in states], 1)
+            torch._foreach_add_([state["step"] for state in states], [ONE] * len(states))
             self.move(group, parameters, [parameter.grad for parameter in parameters], states)
         return None
 
@@ -102,7 +106,7 @@ class ScheduledRMSprop(DirectOptimizer, torch.optim.RMSprop):
         torch._foreach_mul_(squares, squares[0].new_tensor(alpha))  # torch would make a tensor of a number for each of them
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - alpha)
         roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_add_(roots, [ONE] * len(roots), alpha=group["eps"])
         torch._foreach_addcdiv_(parameters, gradients, roots, value=-group["lr"])
 
 

@@ -148,7 +148,10 @@ class LearningModule(RunModule):
         return [] if config is None else [SelfPlay(config, Snapshots(self.network, config.window), self.behavior)]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and "built" in vars(self) and name in self.hparams:  # Lightning sets a name with _ in each hook
+        if name == "_current_fx_name":  # Lightning sets it around each hook
+            vars(self)[name] = value
+            return
+        if "built" in vars(self) and name in self.hparams:
             value = change_setting(self, name, value)
         super().__setattr__(name, value)
         if name == "learning_rate" and "own_optimizers" in vars(self) and self.dataset is not None:  # during a run
