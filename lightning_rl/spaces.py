@@ -66,6 +66,11 @@ class Leaf(NamedTuple):
     starts: tuple[int, ...] = ()
     name: str = "obs"
 
+    @property
+    def channels_last(self) -> bool:
+        """Return whether an image, or each of a stack, is HWC, with fewer channels than rows."""
+        return self.shape[-1] < self.shape[-3]
+
 
 def observation_leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Yield the leaves of an observation space, in the order of `types.tree_leaves`.

@@ -45,7 +45,7 @@ OPTIONAL = {
     "minigrid",
     "pettingzoo",
 }
-OPTIONAL |= {"httpx2", "matplotlib", "rliable", "onnxruntime", "imageio_ffmpeg", "IPython", "vmas", "grpc", "google"}
+OPTIONAL |= {"httpx2", "matplotlib", "rliable", "onnx", "onnxruntime", "imageio_ffmpeg", "IPython", "vmas", "grpc", "google"}
 SPACE_CLASSES = {name for name in gymnasium.spaces.__all__ if isinstance(getattr(gymnasium.spaces, name), type)}
 
 

@@ -14,7 +14,7 @@ import lightning_rl
 from lightning_rl import MODELS
 from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS, tune_parser
 from lightning_rl.errors import SettingError
-from lightning_rl.exporting import formats
+from lightning_rl.exporting import export
 from lightning_rl.importers import zoo_settings
 from lightning_rl.setting_names import NAMES_IN_OTHER_LIBRARIES, PARTS, SECTIONS, settings_of_model, settings_of_section, suggest_algorithm
 from lightning_rl.training.arguments import settings_of
@@ -43,7 +43,7 @@ def test_names_in_the_source_of_the_trainers_are_their_flags():
 
 
 def test_help_names_the_formats_and_the_algorithms_that_there_are():
-    assert list(formats.FORMATS) == list(FORMATS)
+    assert list(export.FORMATS) == list(FORMATS)
     assert list(zoo_settings.ALGORITHMS) == list(ZOO_ALGORITHMS)
 
 

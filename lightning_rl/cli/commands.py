@@ -210,6 +210,9 @@ def export(options: Namespace) -> int:
         found.append("choices are the same" + (f" except for {check['ties']} ties" if check["ties"] else ""))
     print(printable(f"{path}, described in {manifest_path(path).name}"))
     print(f"compared with the policy at {check['observations']:,} observations: {', '.join(found)}")
+    if description["format"] == "unity":
+        sensors = [port for port in description["inputs"] if port["role"] == "observation"]
+        print("for agents that observe", ", ".join(f"{port['name']} {' x '.join(map(str, port['shape'][1:]))}" for port in sensors))
     return 0
 
 

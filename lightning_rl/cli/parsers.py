@@ -68,7 +68,7 @@ FIT_HELP = """usage: lightning-rl fit --config FILE [--config FILE ...] [options
   --print_config                       print all settings and exit
 """
 
-FORMATS = ("onnx", "torch", "safetensors")
+FORMATS = ("onnx", "torch", "safetensors", "unity")
 """Formats of `export`."""
 ZOO_ALGORITHMS = ("ppo", "ppo_lstm", "a2c", "dqn", "qrdqn", "sac", "tqc", "crossq", "td3", "ddpg", "trpo", "ars")
 """Algorithms of `import-zoo`."""

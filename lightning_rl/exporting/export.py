@@ -1,6 +1,7 @@
 """Export a checkpoint's policy, and compare it with the original before the file gets its final name."""
 
 import hashlib
+import importlib
 import json
 import math
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
 from lightning_rl.config_files import Plain
 from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.errors import SettingError, check_choice
-from lightning_rl.exporting.formats import FORMATS, PolicyGraph, Run, check_packages
+from lightning_rl.errors import SettingError, check_choice, missing_extra
+from lightning_rl.exporting.formats import Onnx, PolicyGraph, Run, Safetensors, Torch
+from lightning_rl.exporting.unity import Unity, UnityGraph
 from lightning_rl.networks.acting import copy_network, list_changes
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.policy import Env, Policy, load_run
@@ -36,6 +38,7 @@ from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.loading import best_of, stored_name
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
+FORMATS: dict[str, Any] = {"onnx": Onnx(), "torch": Torch(), "safetensors": Safetensors(), "unity": Unity()}
 FORMAT_VERSION = 1
 NUM_STEPS, BATCH_SIZES = 10, (99, 1)
 """1,000 observations."""
@@ -61,7 +64,8 @@ def export_policy(
     Args:
         ckpt_path: as in `load_policy`; an algorithm's policy is exported as it is now.
         out: the file to write; default: next to the checkpoint. Required for an agent on the hub and for an algorithm.
-        format: `onnx`, `torch` (a program of `torch.export`) or `safetensors` (only the weights); default: from the suffix of `out`.
+        format: `onnx`, `torch` (a program of `torch.export`), `safetensors` (only the weights) or `unity` (ONNX as Unity's ML-Agents reads
+            it, see `exporting/unity.py`); default: from the suffix of `out`.
         behavior: which policy, if the run has several.
         env: as in `load_policy`.
 
@@ -73,7 +77,7 @@ def export_policy(
         name = type(ckpt_path).__name__ if isinstance(ckpt_path, RunModule) else ckpt_path
         raise SettingError(f"{name} is not a run on this machine: name a file to write, out")
     file = None if isinstance(ckpt_path, RunModule) else best_of(ckpt_path)
-    suffixes = {export_format.suffix: name for name, export_format in FORMATS.items()}
+    suffixes = {export_format.suffix: name for name, export_format in FORMATS.items() if name != "unity"}
     if format is None:
         suffix = ".onnx" if out is None else Path(out).suffix
         if suffix not in suffixes:
@@ -81,7 +85,8 @@ def export_policy(
         format = suffixes[suffix]
     check_choice("format", format, FORMATS)
     if out is None and file is not None:
-        path = file.with_name(f"{file.stem}{'' if behavior is None else f'.{behavior}'}{FORMATS[format].suffix}")
+        parts = [file.stem, *([] if behavior is None else [behavior]), *(["unity"] if format == "unity" else [])]
+        path = file.with_name(".".join(parts) + FORMATS[format].suffix)
     else:
         path = Path(out or "")
     is_source = file is not None and path.exists() and file.exists() and path.samefile(file)
@@ -90,7 +95,7 @@ def export_policy(
     if what is not None:
         raise SettingError(f"out {path.name!r} is {what}; name another file")
     implied = suffixes.get(path.suffix, format)
-    if implied != format:
+    if FORMATS[implied].suffix != FORMATS[format].suffix:
         way_out = f"leave the format out, or name a file that ends in {FORMATS[format].suffix}"
         raise SettingError(f"out {path.name!r} is a name for the format {implied}, not {format}; {way_out}")
     if not path.parent.is_dir():
@@ -116,7 +121,8 @@ def write_checked(path: Path, format: str, algorithm: LearningModule, env: objec
     network, kind = algorithm.network, FORMATS[format]
     policy = Policy(network if algorithm.device.type == "cpu" else copy_network(network).cpu().eval(), algorithm.spaces)
     with one_line_errors(f"this policy cannot be written as {format}"):
-        graph = PolicyGraph(policy.network, policy.spaces)
+        graph = kind.graph(policy.network, policy.spaces)
+        policy.network = graph.network  # without what the format leaves out
         description = describe(algorithm, graph, env, format, source)
         data = kind.write(graph, json.dumps(description, allow_nan=False))
     staged = stage(path, lambda file: file.write(data))
@@ -132,6 +138,15 @@ def write_checked(path: Path, format: str, algorithm: LearningModule, env: objec
             staged_description.commit()
         finally:
             staged_description.discard()
+
+
+def check_packages(name: str) -> None:
+    """Raise `SettingError` unless the packages of a format are installed."""
+    for package in FORMATS[name].packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise missing_extra(package, "export", f"export to {name}") from error
 
 
 @contextmanager
@@ -262,7 +277,7 @@ def describe_source(ckpt_path: Path) -> Plain:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def describe(algorithm: LearningModule, graph: PolicyGraph, env: object, format: str, source: Plain | None) -> Plain:
+def describe(algorithm: LearningModule, graph: PolicyGraph | UnityGraph, env: object, format: str, source: Plain | None) -> Plain:
     """Describe a policy's inputs, outputs and origin as plain data, with nothing about the machine."""
     spaces = graph.spaces
     named = env if isinstance(env, EnvConfig) else None

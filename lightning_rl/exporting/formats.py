@@ -1,7 +1,6 @@
 """A policy as one traceable graph, and the file formats to which it can be exported."""
 
 import copy
-import importlib
 import io
 import logging
 import warnings
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from lightning_rl.distributions.distribution import cast
-from lightning_rl.errors import missing_extra
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
 from lightning_rl.spaces import MASK, Spaces, allocate, observation_leaves, samples
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
@@ -111,6 +109,7 @@ class Onnx:
 
     suffix = ".onnx"
     packages: tuple[str, ...] = ("onnx", "onnxscript", "onnxruntime")
+    graph = PolicyGraph
 
     def write(self, graph: PolicyGraph, metadata: str) -> bytes:
         """Return the content of a file."""
@@ -133,12 +132,8 @@ class Onnx:
 
     def read(self, data: bytes, graph: PolicyGraph) -> Run:
         """Load the content of a file that was written from the graph."""
-        import onnxruntime
-
         inputs, outputs = graph.names()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 3
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        session = open_session(data)
         return lambda arrays: session.run(outputs, dict(zip(inputs, arrays, strict=True)))
 
 
@@ -147,6 +142,7 @@ class Torch:
 
     suffix = ".pt2"
     packages: tuple[str, ...] = ()
+    graph = PolicyGraph
 
     def write(self, graph: PolicyGraph, metadata: str) -> bytes:
         file = io.BytesIO()
@@ -164,6 +160,7 @@ class Safetensors:
 
     suffix = ".safetensors"
     packages: tuple[str, ...] = ("safetensors",)
+    graph = PolicyGraph
 
     def write(self, graph: PolicyGraph, metadata: str) -> bytes:
         # cloned, because safetensors rejects shared tensors
@@ -178,16 +175,13 @@ class Safetensors:
         return on_arrays(other)
 
 
-FORMATS: dict[str, Onnx | Torch | Safetensors] = {"onnx": Onnx(), "torch": Torch(), "safetensors": Safetensors()}
+def open_session(data: bytes) -> Any:
+    """Open an ONNX model in onnxruntime, on one thread of the CPU."""
+    import onnxruntime
 
-
-def check_packages(name: str) -> None:
-    """Raise `SettingError` unless the packages of a format are installed."""
-    for package in FORMATS[name].packages:
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise missing_extra(package, "export", f"export to {name}") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager

@@ -127,8 +127,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, leaf: Leaf, encoder: str, num_features: int) -> None:
         super().__init__()
         self.num_features, self.scale, self.dims = num_features, leaf.scale, len(leaf.shape)
-        shape = leaf.shape[-3:]
-        self.channels_last = shape[2] < shape[0]
+        shape, self.channels_last = leaf.shape[-3:], leaf.channels_last
         channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
         channels *= leaf.shape[0] if self.dims == 4 else 1
         side = min(height, width)
@@ -144,6 +143,8 @@ class ImageEncoder(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         batch = obs.shape[: -self.dims]
+        if torch.jit.is_tracing() and len(batch) == 1 and self.dims == 3:
+            return self._trace(obs)
         image = obs.flatten(0, len(batch) - 1) if len(batch) != 1 else obs
         if self.channels_last:
             image = image.movedim(-1, -3)
@@ -152,6 +153,11 @@ class ImageEncoder(nn.Module):
         whole = torch.is_grad_enabled() or image.device.type != "cpu" or torch.compiler.is_compiling()
         encoded = self.encode(image) if whole else torch.cat([self.encode(part) for part in image.split(MAX_IMAGES_AT_ONCE)])
         return encoded.unflatten(0, batch)
+
+    def _trace(self, obs: Tensor) -> Tensor:
+        """Encode images `[B, *shape]` in operations that every opset of ONNX has."""
+        image = obs.permute(0, 3, 1, 2) if self.channels_last else obs
+        return self.linear(self.body(image.float() * self.scale)).relu()
 
     def encode(self, image: Tensor) -> Tensor:
         """Encode images `[B, C, H, W]` as `[B, num_features]`."""
@@ -249,10 +255,10 @@ def attend(layers: Attention, x: Tensor, present: Tensor) -> Tensor:
     linear layers query, key, value and out, and norm.
     """
     query, key, value = (layer(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3) for layer in (layers.query, layers.key, layers.value))
-    scores = (query @ key.mT).float() / math.sqrt(x.shape[-1])  # [..., heads, n, n]
+    scores = (query @ key.transpose(-2, -1)).float() / math.sqrt(x.shape[-1])  # [..., heads, n, n]
     weights = scores.masked_fill(~present[..., None, None, :], -1e6).softmax(-1).to(value.dtype)
     z = layers.norm(layers.out((weights @ value).transpose(-2, -3).flatten(-2)) + x)
-    real = present.unsqueeze(-1)
+    real = present.unsqueeze(-1).float()
     return (z * real).sum(-2) / real.sum(-2).clamp(min=1)
 
 
@@ -333,7 +339,8 @@ class OwnEncoder(nn.Module):
         batch = first.shape[: first.dim() - self.dims]
         rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(batch) :]).clone(), obs)  # the module may modify its input
         with nullcontext() if torch.is_grad_enabled() else eval_mode(self.own):
-            return self.own(rows).unflatten(0, batch)
+            features = self.own(rows)
+        return features if len(batch) == 1 else features.unflatten(0, batch)
 
 
 def find_encoder(path: str) -> type[nn.Module]:

@@ -172,6 +172,8 @@ class RecurrentMemory(nn.Module):
 
     def forward(self, features: Tensor, memory: Tree, episode_start: Tensor | None) -> tuple[Tensor, Tree]:
         batch, features = features.shape[:-1], features.float()
+        if episode_start is None and len(batch) == 1 and len(memory):
+            return self._step(features, memory)
         if episode_start is None:
             episode_start = torch.zeros(batch, dtype=torch.bool, device=features.device)
         num = episode_start.shape[-1]
@@ -188,10 +190,17 @@ class RecurrentMemory(nn.Module):
                 outputs = torch.cat([filled, outputs])
             else:
                 outputs, state = self._segments(x, state, start)
-        outputs = outputs.reshape(*batch, self.size)
-        if self.num_goal_features:
-            outputs = torch.cat([outputs, features[..., -self.num_goal_features :]], -1)
-        return outputs, state
+        return self._with_goal(outputs.reshape(*batch, self.size), features), state
+
+    def _step(self, features: Tensor, state: State) -> tuple[Tensor, State]:
+        """Compute one row `[N, F]` in which no episode starts, in operations that every export format has."""
+        with torch.autocast(features.device.type, enabled=False):
+            state = self.cell(features, state)
+        return self._with_goal(state[0], features), state
+
+    def _with_goal(self, outputs: Tensor, features: Tensor) -> Tensor:
+        """Append the goal features to the outputs."""
+        return torch.cat([outputs, features[..., -self.num_goal_features :]], -1) if self.num_goal_features else outputs
 
     def after(self, encode: Callable[[], Tensor], memory: Tree, episode_start: Tensor | None) -> Tree:
         """Return only the memory after the features that `encode` returns."""

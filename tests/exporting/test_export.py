@@ -17,8 +17,8 @@ import torch
 
 import lightning_rl
 from lightning_rl import DQN, GRU, LSTM, PPO, SAC, TD3, CrossQ, SettingError, export_policy, load_policy
-from lightning_rl.exporting.export import check
-from lightning_rl.exporting.formats import FORMATS, PolicyGraph, quiet, unique
+from lightning_rl.exporting.export import FORMATS, check
+from lightning_rl.exporting.formats import PolicyGraph, quiet, unique
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.policy import Policy
 from lightning_rl.spaces import Spaces
@@ -258,7 +258,7 @@ def test_the_suffix_implies_the_format_and_wrong_ones_are_refused(saved, tmp_pat
     assert described(export_policy(checkpoint, tmp_path / "policy.bin", "safetensors"))["format"] == "safetensors"
     wrong = {
         r"does not imply a format; give one, or a suffix \.onnx, \.pt2, \.safetensors": {"out": tmp_path / "policy"},
-        "format must be one of onnx, torch, safetensors, got 'onxx'; did you mean onnx": {"format": "onxx"},
+        "format must be one of onnx, torch, safetensors, unity, got 'onxx'; did you mean onnx": {"format": "onxx"},
         "is a checkpoint; name another file": {"out": checkpoint, "format": "torch"},
         "is a folder; name another file": {"out": tmp_path, "format": "torch"},
         "out 'p.pt2' is a name for the format torch, not onnx; leave the format out, or name a file that ends in .onnx": {
