@@ -34,8 +34,8 @@ FORMULAS = {
     "CQL": ("losses.offline.conservative_gap", "losses.soft_actor_critic.actor_loss", "losses.soft_actor_critic.temperature_loss"),
     "TD3BC": ("losses.soft_actor_critic.critic_loss",),
     "AWAC": ("losses.soft_actor_critic.critic_loss", "losses.offline.advantage_weight"),
-    "EvolutionStrategies": tuple(f"losses.evolution.{name}" for name in ("centred_ranks", "z_scores", "antithetic_gradient")),
-    "ARS": tuple(f"losses.evolution.{name}" for name in ("z_scores", "antithetic_gradient")),
+    "EvolutionStrategies": tuple(f"algorithms.evolution.{name}" for name in ("centred_ranks", "z_scores", "antithetic_gradient")),
+    "ARS": tuple(f"algorithms.evolution.{name}" for name in ("z_scores", "antithetic_gradient")),
     "BehavioralCloning": tuple(f"losses.offline.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
     "DAgger": tuple(f"losses.offline.{name}" for name in ("cross_entropy", "squared_error", "accuracy", "rank")),
 }

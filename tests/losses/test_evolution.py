@@ -11,7 +11,7 @@ from torch.nn.utils import parameters_to_vector
 
 from lightning_rl import EvolutionStrategies
 from lightning_rl.actors.generations import Results
-from lightning_rl.losses.evolution import SHAPINGS, antithetic_gradient, centred_ranks, raw, z_scores
+from lightning_rl.algorithms.evolution import SHAPINGS, antithetic_gradient, centred_ranks, raw, z_scores
 from tests.fitting import tiny
 
 RETURNS = torch.tensor([[1.0, 3.0], [5.0, 2.0]], dtype=torch.float64)
