@@ -1,5 +1,7 @@
 """Algorithms train in scenes of Unity, through the command line as a user does."""
 
+import json
+
 import pytest
 import yaml
 
@@ -85,6 +87,18 @@ def test_lists_of_entities_and_goals_are_found(scene):
     assert fit(scene("--kind", "goals"), steps=320) == 0
     algorithm = lrl.PPO.load_from_checkpoint("runs/PPO/Reach/version_0/checkpoints/last.ckpt")
     assert (algorithm.entities, algorithm.goals, algorithm.env) == (["obs_2"], ["obs_1"], None)
+
+
+@pytest.mark.thorough
+def test_lessons_reach_the_scene(scene, folder, capsys):
+    first = {"name": "near", "value": 0.25, "completion_criteria": {"measure": "progress", "threshold": 0.4, "min_lesson_length": 1}}
+    curriculum = json.dumps({"distance": {"curriculum": [first, {"name": "far", "value": 0.75}]}})
+    own = scene("--log", folder / "sent")
+    assert fit(own, "--model.n_steps=64", f"--model.env.parameters={curriculum}", steps=4096) == 0
+    out = capsys.readouterr().out
+    assert "curriculum: distance goes to lesson 2 of 2, far (0.75)" in out
+    (sent,) = [json.loads(line) for line in (folder / "sent").read_text().splitlines()]
+    assert sent["parameters"] == {"distance": 0.75}
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@ from lightning_rl.envs.unity.channels import make_parameter
 from lightning_rl.envs.unity.decoding import Agents, BehaviorSpec
 from lightning_rl.envs.unity.player import Actions, Player, Turn
 from lightning_rl.envs.unity.settings import UnitySettings, find_executable
-from lightning_rl.errors import SettingError
+from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Tree
 
@@ -114,8 +114,9 @@ class Scene:
 
     def __init__(self, config: EnvConfig, index: int) -> None:
         self.config, self.index, self.settings = config, index, read_settings(config)
-        parameters = {name: parameter.only(len(parameter.lessons) - 1) for name, parameter in as_parameters(config.parameters).items()}
-        self.parameters = self.make_parameters(parameters)
+        parameters = as_parameters(config.parameters)
+        self.lessons: dict[str, LessonValues] = {name: each.only(len(each.lessons) - 1) for name, each in parameters.items()}
+        """The newest lesson of each parameter."""
         self.seats: dict[str, Seats] = {}
         """By behavior and team as Unity names them."""
         self.first: Turn | None = None
@@ -127,16 +128,28 @@ class Scene:
         """Return the seed of the player."""
         return (torch.initial_seed() + self.index) % 2**31
 
-    def make_parameters(self, lessons: Mapping[str, LessonValues]) -> bytes:
-        """Return the messages that set parameters of the scene to their newest lessons."""
-        samplers = {name: as_sampler(name, values["values"][-1]) for name, values in lessons.items()}
+    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
+        """Set parameters of the scene, from its next reads of them on. Raises `SettingError`: it has no such parameter."""
+        for name in lessons.keys() - self.lessons.keys():
+            raise SettingError(f"{name} is not one of env.parameters{nearest(name, self.lessons)}")
+        self.lessons |= lessons
+        self.player.outbox += self.make_parameters()
+
+    def make_parameters(self) -> bytes:
+        """Return the messages that set the parameters of the scene to their newest lessons."""
+        samplers = {name: as_sampler(name, values["values"][-1]) for name, values in self.lessons.items()}
         return b"".join(make_parameter(name, sampler, self.seed + k) for k, (name, sampler) in enumerate(samplers.items()))
+
+    @property
+    def played(self) -> dict[str, int]:
+        """Return the number of the lesson of each parameter."""
+        return {name: values["first"] + len(values["values"]) - 1 for name, values in self.lessons.items()}
 
     def open(self) -> None:
         """Start the player, and the episodes in it."""
         executable = find_executable(self.config.name)
         log = None if executable is None else find_log_folder(self.settings.log_folder) / f"Player-{self.index}.log"
-        self.player = Player(executable, self.settings, self.index, self.seed, self.parameters, log)
+        self.player = Player(executable, self.settings, self.index, self.seed, self.make_parameters(), log)
 
     def reset(self) -> None:
         """Abandon all episodes, and start new ones."""

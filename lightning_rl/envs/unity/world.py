@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from lightning_rl.envs import LESSONS
 from lightning_rl.envs.agents.world import Moves, World
 from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.unity.player import PlayerError
 from lightning_rl.envs.unity.scene import Ended, Scene, Seats, action_space, known_as, observation_space, open_scene
 from lightning_rl.envs.unity.settings import DEFAULT_RESTARTS
@@ -168,7 +170,14 @@ class UnityWorld(World):
     def observe_last(self, name: str, rows: np.ndarray) -> tuple[Tree, Tree, Mapping[int, Info]]:
         lasts = [self.finals[name][row] for row in rows.tolist()]
         obs = tree_stack([as_tree([each[last.place] for each in last.agents.obs]) for last in lasts])
-        return obs, self.sides[name].spaces.masks(len(rows)), {}
+        infos: dict[int, Info] = {}
+        if any(scene.lessons for scene in self.scenes):
+            infos = {row: {LESSONS: self.scenes[row // len(self.sides[name].agents)].played} for row in rows.tolist()}
+        return obs, self.sides[name].spaces.masks(len(rows)), infos
+
+    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
+        for scene in self.scenes:
+            scene.set_lessons(lessons)
 
     def close(self) -> None:
         for scene in self.scenes:
