@@ -26,8 +26,8 @@ def check_episode(obs: Tree, reward: float, before: Tree, where: str, on_nan: st
     if abs(reward) <= MAX_FLOAT32 and is_finite(obs):
         return obs, reward, ""
     rows = tree_map(lambda leaf: np.asarray(leaf)[None], obs)
-    found = first_bad("reward", np.array([reward]), [0]) or first_bad("observation", rows, [0]) or ""
-    line = f"{found.replace(' of environment 0', '')} {where}"
+    problem = first_bad("reward", np.array([reward]), [0]) or first_bad("observation", rows, [0]) or ""
+    line = f"{problem.replace(' of environment 0', '')} {where}"
     if on_nan == "raise":
         raise NotFiniteError(line)
     rows = replace(rows, tree_map(lambda leaf: np.asarray(leaf)[None], before))
@@ -137,18 +137,18 @@ class Guard:
             labels: names of the rows in messages; default: environment 0, …
         """
         final, everywhere = step.final_obs, range(len(step.reward))
-        found = first_bad("reward", step.reward, everywhere, labels)
-        found = found or (None if final is None else first_bad("final observation", final, step.ended, labels))
+        problem = first_bad("reward", step.reward, everywhere, labels)
+        problem = problem or (None if final is None else first_bad("final observation", final, step.ended, labels))
         batch = {"obs": before, "reward": step.reward, "next_obs": step.obs, "final_obs": () if final is None else final}
         made = env_steps + int(np.count_nonzero(step.valid))
-        self._handle(found or first_bad("observation", step.obs, everywhere, labels), made, batch)
+        self._handle(problem or first_bad("observation", step.obs, everywhere, labels), made, batch)
         final = None if final is None else replace(final, tree_map(lambda leaf: leaf[step.ended], before))
         return step._replace(reward=replace(step.reward, np.zeros_like(step.reward)), obs=replace(step.obs, before), final_obs=final)
 
-    def _handle(self, found: str | None, env_steps: int, batch: Tree) -> None:
+    def _handle(self, problem: str | None, env_steps: int, batch: Tree) -> None:
         """Report a step of the environments."""
         self.bad_steps += 1
-        self.report(1, BadStep(f"{found} at environment step {env_steps:,}", batch, self.bad_steps >= MAX_IN_A_ROW))
+        self.report(1, BadStep(f"{problem} at environment step {env_steps:,}", batch, self.bad_steps >= MAX_IN_A_ROW))
 
     def report(self, replaced: int, bad: BadStep) -> None:
         """Stop because of bad values that an environment returned, here or in an actor, or continue and report the first one.
@@ -260,18 +260,18 @@ class ActorGuard(Guard):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: BadStep | None = None
+        self.bad_step: BadStep | None = None
 
     def report(self, replaced: int, bad: BadStep) -> None:
         """Keep the first bad step, or the one that is too many."""
         self.replaced += replaced
-        if self.found is None or bad.too_many:
-            self.found = bad._replace(batch=tree_map(np.array, bad.batch))
+        if self.bad_step is None or bad.too_many:
+            self.bad_step = bad._replace(batch=tree_map(np.array, bad.batch))
 
     def take(self) -> tuple[int, BadStep | None]:
         """Return the number of replaced steps since the last call, and the bad step that was kept."""
-        taken = self.replaced, self.found
-        self.replaced, self.found = 0, None
+        taken = self.replaced, self.bad_step
+        self.replaced, self.bad_step = 0, None
         return taken
 
 

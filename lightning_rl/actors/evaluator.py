@@ -42,17 +42,17 @@ class NumpyPopulation:
     def __init__(self, network: PolicyNetwork, names: Sequence[str], num: int) -> None:
         self.centre = flat_parameters(network, names).numpy()
         self.size, self.rows = len(self.centre), np.tile(self.centre, (num, 1))
-        own = {parameter: parameter.detach().numpy()[None] for parameter in network.parameters()}  # frozen ones stay the same for all
+        weights = {parameter: parameter.detach().numpy()[None] for parameter in network.parameters()}  # frozen ones stay the same for all
         at = 0
         for parameter in map(network.get_parameter, names):
-            own[parameter] = self.rows[:, at : at + parameter.numel()].reshape(num, *parameter.shape)
+            weights[parameter] = self.rows[:, at : at + parameter.numel()].reshape(num, *parameter.shape)
             at += parameter.numel()
         self.normalize: Callable[[np.ndarray], np.ndarray] = numpy_normalizer(network.normalizer)
         perceptron = network.perceptron()
         assert perceptron is not None
         modules = [*perceptron.layers, nn.Identity()]
         self.layers = [
-            (own[layer.weight].swapaxes(1, 2), own[layer.bias], NUMPY_ACTIVATIONS[type(after)])
+            (weights[layer.weight].swapaxes(1, 2), weights[layer.bias], NUMPY_ACTIVATIONS[type(after)])
             for layer, after in zip(modules[::2], modules[1::2], strict=False)
         ]
 
@@ -79,7 +79,7 @@ class TorchPopulation(nn.Module):
         self.size, self.device, self.rows = len(self.centre), self.centre.device, self.centre.repeat(num, 1)
         shapes = [network.get_parameter(name).shape for name in names]
         parts = self.rows.split([shape.numel() for shape in shapes], 1)
-        self.own = {f"network.{name}": part.view(num, *shape) for name, shape, part in zip(names, shapes, parts, strict=True)}
+        self.weights = {f"network.{name}": part.view(num, *shape) for name, shape, part in zip(names, shapes, parts, strict=True)}
 
     def set(self, k: int, noise: np.ndarray) -> None:
         self.rows[k] = self.centre + torch.from_numpy(noise).to(self.centre)
@@ -92,11 +92,11 @@ class TorchPopulation(nn.Module):
     def evaluate(self, rows: Tree) -> tuple[Tensor, Tree]:
         """Return the outputs of each member for its row, all `[K, 1, ...]`."""
         if self.in_turn:
-            return tree_stack([self.evaluate_one(tree_index(self.own, k), tree_index(rows, k)) for k in range(len(self.rows))])
-        return vmap(self.evaluate_one)(self.own, rows)
+            return tree_stack([self.evaluate_one(tree_index(self.weights, k), tree_index(rows, k)) for k in range(len(self.rows))])
+        return vmap(self.evaluate_one)(self.weights, rows)
 
-    def evaluate_one(self, own: dict[str, Tensor], row: Tree) -> tuple[Tensor, Tree]:
-        return functional_call(self, own, row, tie_weights=False)  # tying would leave shared parameters replaced
+    def evaluate_one(self, weights: dict[str, Tensor], row: Tree) -> tuple[Tensor, Tree]:
+        return functional_call(self, weights, row, tie_weights=False)  # tying would leave shared parameters replaced
 
     def forward(self, obs: Tree, memory: Tree, episode_start: Tensor) -> tuple[Tensor, Tree]:
         return self.network.policy(obs, memory, episode_start)
@@ -262,7 +262,7 @@ class BuildEvaluator:
     def __call__(self, index: int, restarts: int, network: nn.Module) -> Evaluator:
         config = single_env_config(self.env)
         envs = [draw_by_episode(make_env(config, index * self.num_envs + k)) for k in range(self.num_envs)]
-        found = as_spaces(envs[0].observation_space, envs[0].action_space)
-        if (found.observation, found.action) != (self.spaces.observation, self.spaces.action):
+        spaces = as_spaces(envs[0].observation_space, envs[0].action_space)
+        if (spaces.observation, spaces.action) != (self.spaces.observation, self.spaces.action):
             raise SettingError(f"the environment's spaces differ from those of the model, {self.spaces}; load it with its own environment")
         return Evaluator(envs, network, self.spaces, self.stochastic, self.on_nan)  # type: ignore[arg-type]

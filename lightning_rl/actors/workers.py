@@ -266,15 +266,15 @@ class RemoteWorkers(Workers):
         """Wait for busy workers, and read one answer of each that has one. Return whether there were any."""
         workers = self._wait(busy, seconds)
         for i in workers:
-            found = self._answer(i, self.calls[i][0])
-            if isinstance(found, WorkerError):
-                raise found
-            if isinstance(found, str):
-                self._restart(i, found)
+            answer = self._answer(i, self.calls[i][0])
+            if isinstance(answer, WorkerError):
+                raise answer
+            if isinstance(answer, str):
+                self._restart(i, answer)
             else:
                 self.calls[i].popleft()
                 self.deadlines[i] = time.monotonic() + self.timeout
-                insort(self.ready, found, key=itemgetter(0))
+                insort(self.ready, answer, key=itemgetter(0))
         return bool(workers)
 
     def _start_worker(self, i: int) -> None:

@@ -290,7 +290,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
 
     def describe(self) -> Plain:
         """Return the plain data with which a checkpoint can rebuild this module."""
-        spaces = [space_to_plain(space) for space in self.spaces[:2]]
-        own = self.spaces
-        agents = {"agents": list(own.agents), "in_turn": own.one_learns, "joint": own.joint} if own.agents else {}
-        return {"algorithm": stored_name(type(self)), "spaces": spaces, "masked": self.spaces.masked, **agents}
+        spaces = self.spaces
+        agents = {"agents": list(spaces.agents), "in_turn": spaces.one_learns, "joint": spaces.joint} if spaces.agents else {}
+        plain_spaces = [space_to_plain(space) for space in spaces[:2]]
+        return {"algorithm": stored_name(type(self)), "spaces": plain_spaces, "masked": spaces.masked, **agents}

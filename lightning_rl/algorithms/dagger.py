@@ -70,8 +70,8 @@ class Teacher:
         # Stable-Baselines3 does not save the environment
         run = RunModule.load_from_checkpoint(path, device, env=env) if is_zip(path) else RunModule.load_from_checkpoint(path, device)
         stored = choose_behavior(run, None)
-        theirs, ours = (without_hidden(given, getattr(stored, "critic_obs", None) or []) for given in (stored.spaces, spaces))
-        if (theirs.observation, theirs.action) != (ours.observation, ours.action):
+        teacher, student = (without_hidden(given, getattr(stored, "critic_obs", None) or []) for given in (stored.spaces, spaces))
+        if (teacher.observation, teacher.action) != (student.observation, student.action):
             raise SettingError(f"teacher {source} was trained with other observations or actions than this environment has")
         if stored.spaces.observation != spaces.observation:
             raise SettingError(f"teacher {source} was trained with critic_obs that this environment does not show")

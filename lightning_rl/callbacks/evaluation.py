@@ -360,8 +360,8 @@ class RolloutEvaluator(pl.Callback):
     def state_key(self) -> str:
         given = getattr(self.env, "id", self.env)
         env = given if isinstance(given, str) else getattr(given, "__qualname__", None)
-        own = {"env": env, "episodes": self.episodes, "seed": self.seed, "deterministic": self.deterministic}
-        return f"{type(self).__qualname__}{own if self.opponent == 'random' else own | {'opponent': self.opponent}}"
+        settings = {"env": env, "episodes": self.episodes, "seed": self.seed, "deterministic": self.deterministic}
+        return f"{type(self).__qualname__}{settings if self.opponent == 'random' else settings | {'opponent': self.opponent}}"
 
 
 class MultiEvaluator(RolloutEvaluator):
@@ -409,8 +409,8 @@ def metrics_of(episodes: Sequence[Episode], group: str = "eval") -> dict[str, fl
         "mean_ep_length": float(np.mean([episode.length for episode in episodes])),
         **rates_of(episodes),
     }
-    for part, own in returns_of_parts(episodes).items():
-        metrics[f"{part}/mean_reward"] = float(np.mean(own))
+    for part, values in returns_of_parts(episodes).items():
+        metrics[f"{part}/mean_reward"] = float(np.mean(values))
     return {f"{group}/{name}": value for name, value in metrics.items()}
 
 
@@ -427,10 +427,10 @@ def run_as_validation(trainer: pl.Trainer, module: Any) -> Iterator[dict[str, di
     results.clear()
     try:
         yield logged
-        found = results.metrics(on_step=False)
+        metrics = results.metrics(on_step=False)
         for group in ("log", "callback"):
-            logged[group] = {name: float(value) for name, value in found[group].items()}
-        trainer.progress_bar_metrics.update(found["pbar"])
+            logged[group] = {name: float(value) for name, value in metrics[group].items()}
+        trainer.progress_bar_metrics.update(metrics["pbar"])
     finally:
         results.reset()
         results.clear()
@@ -497,10 +497,10 @@ def make_player(
     return EpisodePlayer(envs, max_episode_steps, spaces is not None and spaces.masked)
 
 
-def check_shapes(theirs: Spaces, ours: Spaces) -> None:
+def check_shapes(env_spaces: Spaces, policy_spaces: Spaces) -> None:
     """Raise `SettingError` unless the spaces of an evaluation environment have the same parts and shapes as the policy's."""
     for name in ("observation", "action"):
-        its, known = (getattr(spaces, name) for spaces in (theirs, ours))
+        its, known = (getattr(spaces, name) for spaces in (env_spaces, policy_spaces))
         parts, known_parts = (tree_map(np.shape, allocate(space, 1)) for space in (its, known))
         if parts != known_parts:
             given = f"the environment of an evaluator has the {name} space {describe_space(its)}"

@@ -281,8 +281,8 @@ def describe_progress(algorithm: AlgorithmRun, first: int, seconds: float, width
 
 def describe_metrics(algorithm: AlgorithmRun) -> list[str]:
     """Return the mean return ("" without episodes) and other means of an algorithm, and its diagnostics, each as a short text."""
-    found = algorithm.trainer.callback_metrics
-    diagnostics = [f"{word} {short_number(sign * float(found[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in found]
+    metrics = algorithm.trainer.callback_metrics
+    diagnostics = [f"{word} {short_number(sign * float(metrics[key]))}" for key, (word, sign) in DIAGNOSTICS.items() if key in metrics]
     return [*algorithm.run.in_short().split(" · "), *diagnostics]
 
 

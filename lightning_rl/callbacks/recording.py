@@ -35,10 +35,10 @@ PREVIEW = "fps=10,scale=w='min(320,iw)':h=-1,split[a][b];[a]palettegen[colours];
 
 def evaluators_of(trainer: pl.Trainer, needed_by: str) -> list[RolloutEvaluator]:
     """Return the evaluators of a run; raise `SettingError` if there are none."""
-    found = callbacks_of(trainer, RolloutEvaluator)
-    if not found:
+    evaluators = callbacks_of(trainer, RolloutEvaluator)
+    if not evaluators:
         raise SettingError(f"{needed_by} evaluations, and this run has none: remove evaluation null")
-    return found
+    return evaluators
 
 
 class Video(pl.Callback):
@@ -222,8 +222,8 @@ def draw_curve(folder: Path, counter: str) -> bytes:
     figure = new_figure(8, 4.8, "trainer.plot")
     axes = figure.subplots()
     for name, file, column, style in (("training", "metrics.csv", TRAINING, "-"), ("evaluations", "evaluations.csv", "return", "o-")):
-        found = series(folder / file, read_rows(folder / file), counter, column)
-        if len(found):
-            axes.plot(*found.T, style, color=COLORS[name == "evaluations"], markersize=4, label=name)
+        curve = series(folder / file, read_rows(folder / file), counter, column)
+        if len(curve):
+            axes.plot(*curve.T, style, color=COLORS[name == "evaluations"], markersize=4, label=name)
     label(axes, "/".join(folder.parts[-3:]), counter)
     return png(figure)

@@ -32,8 +32,8 @@ def finite(value: SupportsFloat) -> float:
 def by_behavior(scores: list[Any]) -> dict[str, list[Any]]:
     """Convert the scores of older checkpoints, rows that may end with the other's behavior, to rows of `Results` for each behavior."""
     rows: dict[str, list[Any]] = {}
-    for own, other, games, points, *behavior in scores:  # 0.1.0 stored no behavior
-        rows.setdefault("".join(behavior), []).append((own, other, games, points))
+    for player, other, games, points, *behavior in scores:  # 0.1.0 stored no behavior
+        rows.setdefault("".join(behavior), []).append((player, other, games, points))
     return rows
 
 
@@ -128,7 +128,7 @@ class SelfPlay(pl.Callback):
             pl_module.say(line)
         for rival in self.rivals:
             met = self.results.get(rival.behavior, Results()).places
-            if not all(own in self.players and other in rival.players for own, other in met):
+            if not all(player in self.players and other in rival.players for player, other in met):
                 raise SettingError("the checkpoint's state of self_play is damaged: results of players that it lacks")
         if self.snapshots.taken == 0:
             self._take(self.algorithm.count)
@@ -168,10 +168,10 @@ class SelfPlay(pl.Callback):
         rival = rivals[game.behavior]
         number = rival.snapshots.taken if game.player == NEWEST else game.player
         self.results.setdefault(rival.behavior, Results()).add(self.snapshots.taken, number, game.result)
-        theirs = rival.elo if game.player == NEWEST else rival.elos.get(game.player)
-        if theirs is None:  # the snapshot left the window during the game
+        rival_elo = rival.elo if game.player == NEWEST else rival.elos.get(game.player)
+        if rival_elo is None:  # the snapshot left the window during the game
             return
-        change = elo_change(self.elo, theirs, game.result)
+        change = elo_change(self.elo, rival_elo, game.result)
         self.elo += change
         if game.player == NEWEST:
             rival.elo -= change
@@ -210,8 +210,8 @@ class SelfPlay(pl.Callback):
         ]
         fixed = {zero[rival.behavior] + player: rival.config.initial_elo for rival in self.rivals for player in rival.fixed}
         anchors = fixed or {zero[rival.behavior]: rival.config.initial_elo for rival in self.rivals}
-        own = zero[self.behavior] + self.snapshots.taken
-        return fit_ratings(np.concatenate(rows), anchors, [own])[own]
+        place = zero[self.behavior] + self.snapshots.taken
+        return fit_ratings(np.concatenate(rows), anchors, [place])[place]
 
     def state_dict(self) -> State:
         saves_run = self.run is not None and self.run.saves_run

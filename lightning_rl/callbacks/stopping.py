@@ -78,9 +78,9 @@ class StopOnEvaluation(pl.Callback):
 
 def why_stopped(trainer: pl.Trainer) -> dict[str, str]:
     """Return why evaluations stopped a run, by setting or callback; {} if none did."""
-    ours = {name: reason for callback in callbacks_of(trainer, StopOnEvaluation) for name, reason in callback.reasons.items()}
+    reasons = {name: reason for callback in callbacks_of(trainer, StopOnEvaluation) for name, reason in callback.reasons.items()}
     messages = [(type(callback).__name__, getattr(callback, "stopping_reason_message", None)) for callback in callbacks_of(trainer, object)]
-    return ours | {name: f"{name}: {text.removesuffix(' Signaling Trainer to stop.')}" for name, text in messages if text}
+    return reasons | {name: f"{name}: {text.removesuffix(' Signaling Trainer to stop.')}" for name, text in messages if text}
 
 
 def forget_reasons(trainer: pl.Trainer) -> None:
@@ -132,8 +132,8 @@ def is_one_epoch(trainer: pl.Trainer) -> bool:
 
 def monitors(trainer: pl.Trainer) -> list[tuple[Any, str]]:
     """Return the callbacks of either package of Lightning that monitor a metric, and the attribute that decides when they check it."""
-    found = ((callback, name) for callback in callbacks_of(trainer, object) for name in WAITS_FOR_EPOCHS if hasattr(callback, name))
-    return [(callback, name) for callback, name in found if getattr(callback, "monitor", None) is not None]
+    candidates = ((callback, name) for callback in callbacks_of(trainer, object) for name in WAITS_FOR_EPOCHS if hasattr(callback, name))
+    return [(callback, name) for callback, name in candidates if getattr(callback, "monitor", None) is not None]
 
 
 def follow_evaluations(trainer: pl.Trainer, evaluated: bool) -> None:
