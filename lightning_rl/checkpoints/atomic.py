@@ -135,8 +135,8 @@ def sync_folder(folder: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files of processes that have ended."""
     for path in folder.glob("*.tmp-*"):
-        found = re.search(r"\.tmp-(\d+)$", path.name)
-        if found and not _is_alive(int(found[1])):
+        match = re.search(r"\.tmp-(\d+)$", path.name)
+        if match and not _is_alive(int(match[1])):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 

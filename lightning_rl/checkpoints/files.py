@@ -86,8 +86,8 @@ def last_generation(folder: str | Path, name: str = "last.ckpt") -> Path | None:
 
 def find_saved(folder: str | Path) -> Path | None:
     """Return the checkpoint to resume from: `last.ckpt`, else `best.ckpt`, else the newest other checkpoint; None if there is none."""
-    if (found := last_generation(folder) or last_generation(folder, "best.ckpt")) is not None:
-        return found
+    if (saved := last_generation(folder) or last_generation(folder, "best.ckpt")) is not None:
+        return saved
     return max(filter(Path.is_file, Path(folder).glob("*.ckpt")), key=lambda path: path.stat().st_mtime, default=None)
 
 

@@ -76,12 +76,12 @@ def damage(path: Path) -> str | None:
 
 def identity(path: Path) -> list[tuple[int, int]]:
     """Return inode numbers and times, which change when a checkpoint is saved again."""
-    found = []
+    entries = []
     for file in (path, manifest_path(path)):
         with suppress(OSError):
             status = file.stat()
-            found.append((status.st_ino, status.st_mtime_ns))
-    return found
+            entries.append((status.st_ino, status.st_mtime_ns))
+    return entries
 
 
 def _disagreement(path: Path) -> str | None:
@@ -104,11 +104,11 @@ def differences(path: str | Path) -> str | None:
     """Return one line if a checkpoint was written with other versions or on another processor; else None."""
     manifest = _manifest_or_nothing(path)
     different = []
-    for key, here in written_by().items():
-        there = manifest.get(key)
-        if isinstance(there, dict):
-            others = [name for name in here.keys() - {"threads"} if there.get(name) != here[name]]
-            different += [f"{name} {str(there.get(name))[:40]} (here {here[name]})" for name in others]
+    for key, current in written_by().items():
+        stored = manifest.get(key)
+        if isinstance(stored, dict):
+            others = [name for name in current.keys() - {"threads"} if stored.get(name) != current[name]]
+            different += [f"{name} {str(stored.get(name))[:40]} (here {current[name]})" for name in others]
     if not different:
         return None
     return f"{Path(path).name} was written with {', '.join(sorted(different))}: continuing is not bit-exact"
@@ -116,8 +116,8 @@ def differences(path: str | Path) -> str | None:
 
 def threads_of(path: str | Path) -> int | None:
     """Return how many CPU threads a checkpoint's run used, on a processor of the same model; None if that is unknown."""
-    there, here = _manifest_or_nothing(path).get("processor"), written_by()["processor"]
-    number = there.get("threads") if isinstance(there, dict) and there.get("model") == here["model"] else None
+    stored, current = _manifest_or_nothing(path).get("processor"), written_by()["processor"]
+    number = stored.get("threads") if isinstance(stored, dict) and stored.get("model") == current["model"] else None
     return number if isinstance(number, int) and 1 <= number <= (os.cpu_count() or 1) else None
 
 

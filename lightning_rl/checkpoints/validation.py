@@ -198,10 +198,10 @@ def _errors(value: object, path: Sequence[str], kind: Kind, place: str) -> Itera
     else:
         for pattern in path[0].split("|"):
             name = pattern.removesuffix("?")
-            found = [(key, value[key]) for key in value if isinstance(key, str) and fnmatchcase(key.partition("{")[0], name)]
-            if not found and pattern == name and "*" not in name:
+            entries = [(key, value[key]) for key in value if isinstance(key, str) and fnmatchcase(key.partition("{")[0], name)]
+            if not entries and pattern == name and "*" not in name:
                 yield f"{here}/{name} is missing".removeprefix("/")
-            children += [(key, child) for key, child in found if child is not None or pattern == name or len(path) == 1]
+            children += [(key, child) for key, child in entries if child is not None or pattern == name or len(path) == 1]
     for key, child in children:
         yield from _errors(child, path[1:], kind, f"{place}/{key}".removeprefix("/"))
 
@@ -259,32 +259,32 @@ def check_content(checkpoint: object, path: str | Path) -> None:
 # ---------------------------------------------------------------- optimizers
 
 
-def check_optimizer(stored: State, own: Optimizer) -> None:
+def check_optimizer(stored: State, optimizer: Optimizer) -> None:
     """Raise `SettingError` unless an optimizer can load a state: torch's kernels trust its shapes, and may write out of bounds."""
-    if error := first_error(stored, OPTIMIZER) or next(find_optimizer_differences(stored, own), None):
+    if error := first_error(stored, OPTIMIZER) or next(find_optimizer_differences(stored, optimizer), None):
         raise SettingError(error)
 
 
-def find_optimizer_differences(stored: State, own: Optimizer) -> Iterator[str]:
+def find_optimizer_differences(stored: State, optimizer: Optimizer) -> Iterator[str]:
     """Yield why an optimizer cannot load a state that `OPTIMIZER` allows."""
-    groups = own.state_dict()["param_groups"]
+    groups = optimizer.state_dict()["param_groups"]
     if [group["params"] for group in stored["param_groups"]] != [group["params"] for group in groups]:
         yield "its parameters are different"
         return
     parameters = {
         number: p
-        for group, its in zip(groups, own.param_groups, strict=True)
+        for group, its in zip(groups, optimizer.param_groups, strict=True)
         for number, p in zip(group["params"], its["params"], strict=True)
     }
-    for there, group in zip(stored["param_groups"], groups, strict=True):
+    for stored_group, group in zip(stored["param_groups"], groups, strict=True):
         for name, value in group.items():
             # flags of another version of torch, and what a scheduler adds, may be missing
             default = value if value is None or type(value) is bool or name == "initial_lr" else ...
-            if name != "params" and not _is_like(there.get(name, default), value):
+            if name != "params" and not _is_like(stored_group.get(name, default), value):
                 yield f"its {name[:30]} is wrong"
-        if "momentum" in group and (there["momentum"] > 0) != (group["momentum"] > 0):
+        if "momentum" in group and (stored_group["momentum"] > 0) != (group["momentum"] > 0):
             yield "its momentum is different"
-    required = next((names for kind, names in REQUIRED_STATE if isinstance(own, kind)), ())
+    required = next((names for kind, names in REQUIRED_STATE if isinstance(optimizer, kind)), ())
     for number, state in stored["state"].items():
         if number not in parameters or any(name not in state for name in required):
             yield "its state lacks what a step needs"
@@ -292,15 +292,15 @@ def find_optimizer_differences(stored: State, own: Optimizer) -> Iterator[str]:
             yield f"its {wrong[0]} is wrong"
 
 
-def _is_like(value: object, own: object) -> bool:
+def _is_like(value: object, expected: object) -> bool:
     """Return whether a setting of an optimizer is of the same kind."""
-    if own is None or type(own) is bool:
-        return value is own or (own is None and type(value) is bool)
-    if isinstance(own, tuple | list):
-        return isinstance(value, tuple | list) and len(value) == len(own) and all(map(_is_like, value, own))
-    if isinstance(own, int | float) and is_number(own):
-        return isinstance(value, int | float) and is_number(value) and (own < 0 or value >= 0)
-    return type(value) is type(own)
+    if expected is None or type(expected) is bool:
+        return value is expected or (expected is None and type(value) is bool)
+    if isinstance(expected, tuple | list):
+        return isinstance(value, tuple | list) and len(value) == len(expected) and all(map(_is_like, value, expected))
+    if isinstance(expected, int | float) and is_number(expected):
+        return isinstance(value, int | float) and is_number(value) and (expected < 0 or value >= 0)
+    return type(value) is type(expected)
 
 
 def _fits(name: str, value: object, parameter: Tensor) -> bool:
