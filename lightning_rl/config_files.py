@@ -200,8 +200,8 @@ def first_difference(before: Mapping[str, object], now: Mapping[str, object], pr
     for key in [*before, *(key for key in now if key not in before)]:
         one, other = before.get(key), now.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            if (found := first_difference(one, other, f"{prefix}{key}.")) is not None:
-                return found
+            if (difference := first_difference(one, other, f"{prefix}{key}.")) is not None:
+                return difference
         elif one != other:
             return f"{prefix}{key}"
     return None

@@ -93,8 +93,8 @@ def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
     ranks = of_all_ranks(metrics)
     if len(ranks) == 1:
         return metrics
-    found = {name: [rank[name] for rank in ranks if name in rank] for name in dict.fromkeys(name for rank in ranks for name in rank)}
-    return {name: sum(values) / (1 if name.startswith("env/") or name.endswith(SUMMED) else len(values)) for name, values in found.items()}
+    lists = {name: [rank[name] for rank in ranks if name in rank] for name in dict.fromkeys(name for rank in ranks for name in rank)}
+    return {name: sum(values) / (1 if name.startswith("env/") or name.endswith(SUMMED) else len(values)) for name, values in lists.items()}
 
 
 @contextmanager

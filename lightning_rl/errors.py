@@ -127,8 +127,8 @@ class RunStoppedError(Exception):
 
 def closest(name: str, names: Iterable[str]) -> str:
     """Return `; did you mean X?` for the closest of `names`; an empty string if none is close."""
-    found = closest_of(name, names)
-    return f"; did you mean {found}?" if found else ""
+    close = closest_of(name, names)
+    return f"; did you mean {close}?" if close else ""
 
 
 def closest_of(name: str, names: Iterable[str]) -> str | None:

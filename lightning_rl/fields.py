@@ -60,9 +60,9 @@ def settings_of(cls: type) -> dict[str, inspect.Parameter]:
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
-        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
-        parameters |= {p.name: p for p in own if p.name not in parameters and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-        if not any(p.kind is p.VAR_KEYWORD for p in own):
+        declared = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        parameters |= {p.name: p for p in declared if p.name not in parameters and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        if not any(p.kind is p.VAR_KEYWORD for p in declared):
             break
     return parameters
 
@@ -82,7 +82,7 @@ def kinds_of(cls: type) -> dict[str, list[Kind]]:
 def scheduled_settings(cls: type) -> frozenset[str]:
     """Return the names of the settings that may follow a schedule."""
     notes = {name: [note for _, of_kind in kinds for note in of_kind] for name, kinds in kinds_of(cls).items()}
-    return frozenset(name for name, found in notes.items() if any(isinstance(note, BuildSchedule) for note in found))
+    return frozenset(name for name, attached in notes.items() if any(isinstance(note, BuildSchedule) for note in attached))
 
 
 def alternatives(hint: object) -> Iterator[Kind]:
@@ -149,7 +149,7 @@ def as_integer(value: T) -> T | int:
 
 def convert_integers(kinds: Mapping[str, list[Kind]], given: Mapping[str, T]) -> dict[str, T | int]:
     """Convert the values of settings that are annotated as integers."""
-    whole = {name for name, found in kinds.items() if {int, "int", "int | None"} & {kind for kind, _ in found}}
+    whole = {name for name, allowed in kinds.items() if {int, "int", "int | None"} & {kind for kind, _ in allowed}}
     return {name: as_integer(value) if name in whole else value for name, value in given.items()}
 
 

@@ -202,14 +202,14 @@ def export(options: Namespace) -> int:
     """Export a checkpoint's policy to a file that can be used without this package."""
     path = export_policy(options.ckpt_path, options.out, options.format, options.behavior, read_env(options.env))
     description = read_manifest(path) or {}
-    check, found = description["check"], []
+    check, results = description["check"], []
     numeric = {output["dtype"].startswith("float") for output in description["outputs"] if output["role"] == "action"}
     if True in numeric:
-        found.append(f"numbers differ by at most {check['max_abs_difference']:.2g}")
+        results.append(f"numbers differ by at most {check['max_abs_difference']:.2g}")
     if False in numeric:
-        found.append("choices are the same" + (f" except for {check['ties']} ties" if check["ties"] else ""))
+        results.append("choices are the same" + (f" except for {check['ties']} ties" if check["ties"] else ""))
     print(printable(f"{path}, described in {manifest_path(path).name}"))
-    print(f"compared with the policy at {check['observations']:,} observations: {', '.join(found)}")
+    print(f"compared with the policy at {check['observations']:,} observations: {', '.join(results)}")
     if description["format"] == "unity":
         sensors = [port for port in description["inputs"] if port["role"] == "observation"]
         print("for agents that observe", ", ".join(f"{port['name']} {' x '.join(map(str, port['shape'][1:]))}" for port in sensors))

@@ -21,9 +21,9 @@ def print_completion(options: argparse.Namespace) -> int:
     for name, make in {**PARSERS, "tune": tune_parser}.items():
         parser = make()
         complete_files(parser.options)
-        own = subcommands.add_parser(name, help=parser.description, parents=[parser], add_help=False, conflict_handler="resolve")
+        subparser = subcommands.add_parser(name, help=parser.description, parents=[parser], add_help=False, conflict_handler="resolve")
         if name == "tune":
-            add_settings(own)
+            add_settings(subparser)
     add_settings(subcommands.add_parser("fit", help="Train.", add_help=False, conflict_handler="resolve"))
     subcommands.add_parser("list", help="Print the algorithms and the packaged configs.")
     print(shtab.complete(program, options.shell))

@@ -256,8 +256,8 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
             raise of_user from of_user.__cause__
         place = "" if of_user is None else place_in_code(of_user)
         text = explain(str(error)) if isinstance(error, ArgumentError) else str(error) or type(error).__name__
-        if found := re.search(
+        if match := re.search(
             r"Union subtypes.*?Errors:\s+- (?:Problem with given class_path '\S+':\s+)?(.+?)(?:\s+- (?:Expected|Not a valid)|$)", text, re.S
         ):
-            text = found[1]
+            text = match[1]
         raise SettingError(f"{text}{place}") from error

@@ -78,8 +78,8 @@ def print_error(error: Exception) -> None:
     shown = traceback.TracebackException.from_exception(error)
     libraries = (f"{os.sep}pytorch_lightning{os.sep}", f"{os.sep}jsonargparse{os.sep}", f"{os.sep}contextlib.py")
     between = (str(Path(__file__).parent), *libraries)
-    if own := [frame for frame in shown.stack if not any(path in frame.filename for path in between)]:
-        shown.stack = traceback.StackSummary.from_list(own)
+    if frames := [frame for frame in shown.stack if not any(path in frame.filename for path in between)]:
+        shown.stack = traceback.StackSummary.from_list(frames)
     print("".join(shown.format()).rstrip(), file=sys.stderr)
     print("(--debug shows all calls)", file=sys.stderr)
 

@@ -247,9 +247,9 @@ OF_STUDIES = ("trials", "seeds", "sampler", "pruner", "startup_trials", "confirm
 
 
 class TuneOptions(NamedTuple):
-    """own: the options of `tune`.  fit: the options of `fit`.  arguments: all arguments, as given."""
+    """options: the options of `tune`.  fit: the options of `fit`.  arguments: all arguments, as given."""
 
-    own: argparse.Namespace
+    options: argparse.Namespace
     fit: list[str]
     arguments: list[str]
 
@@ -257,11 +257,11 @@ class TuneOptions(NamedTuple):
 def read_tune_options(arguments: list[str]) -> TuneOptions:
     """Read the options of `tune`, and check all names."""
     parser = tune_parser()
-    own, others = parser.parse_known_args(arguments)
+    options, others = parser.parse_known_args(arguments)
     check_options(others, [option.dest for option in parser.options])
-    check_population(own, {name: parser.get_default(name) for name in OF_STUDIES})
+    check_population(options, {name: parser.get_default(name) for name in OF_STUDIES})
     read_options(others)
-    return TuneOptions(own, others, arguments)
+    return TuneOptions(options, others, arguments)
 
 
 def tune_parser() -> Parser:
@@ -286,7 +286,7 @@ def tune_parser() -> Parser:
     return parser
 
 
-def check_options(others: Iterable[str], own: list[str]) -> None:
+def check_options(others: Iterable[str], names: list[str]) -> None:
     """Raise `SettingError` for an option that neither `tune` nor `fit` has, or that a study sets itself."""
     for option in others:
         name = option.removeprefix("--").partition("=")[0]
@@ -294,17 +294,17 @@ def check_options(others: Iterable[str], own: list[str]) -> None:
             if name in REFUSED:
                 raise SettingError(f"tune does not take --{name}: {REFUSED[name]}")
             if name.partition(".")[0] not in OPTIONS:
-                raise SettingError(f"--{name} is not an option of tune{nearest(name, [*own, *OPTIONS])}")
+                raise SettingError(f"--{name} is not an option of tune{nearest(name, [*names, *OPTIONS])}")
 
 
-def check_population(own: argparse.Namespace, defaults: Mapping[str, object]) -> None:
+def check_population(options: argparse.Namespace, defaults: Mapping[str, object]) -> None:
     """Raise `SettingError` for options that cannot be combined with `--population`."""
-    if own.population is None:
+    if options.population is None:
         return
-    if own.engine != "ray":
+    if options.engine != "ray":
         raise SettingError("--population is trained by Ray Tune: add --engine ray")
-    if own.address is not None and own.jobs != 1:
+    if options.address is not None and options.jobs != 1:
         raise SettingError("--jobs cannot be combined with --population and --address: the cluster trains a member per core")
     for name, default in defaults.items():
-        if getattr(own, name) != default:
+        if getattr(options, name) != default:
             raise SettingError(f"--{name} cannot be combined with --population, whose settings change while its runs are trained")

@@ -138,8 +138,8 @@ def plan_run(base: CheckingCLI, seed: int, options: list[str], imports: list[str
     except OSError as error:
         raise trainer.cannot_write(error) from error
     config = {name: base.config_dump[name] for name in ("model", "trainer", *SECTIONS)}
-    own = {"default_root_dir": str(root), "run_name": name, "torch_threads": config["trainer"]["torch_threads"] or 1}
-    settings = {**config, "seed_everything": seed, "trainer": {**config["trainer"], **own}}
+    overrides = {"default_root_dir": str(root), "run_name": name, "torch_threads": config["trainer"]["torch_threads"] or 1}
+    settings = {**config, "seed_everything": seed, "trainer": {**config["trainer"], **overrides}}
     return RunPlan(tuple(options), root, runs / name, seed, tuple(imports), log, width, settings)
 
 
@@ -249,13 +249,13 @@ class Display:
 
 def print_results(runs: list[SeedRun]) -> None:
     """Print the best evaluation of each run, and the command that plots them all. Raises `SettingError`: a run failed."""
-    found = [find_best(run.folder) for run in runs]
+    evaluations = [find_best(run.folder) for run in runs]
     rows = [
         [str(run.seed), *([NOTHING, NOTHING] if best is None else [number(best[0]), whole(best[1])]), str(run.folder)]
-        for run, best in zip(runs, found, strict=True)
+        for run, best in zip(runs, evaluations, strict=True)
     ]
     say(Table("Best evaluations, mean return", ["seed", "return", "at", "folder"], rows).text())
-    returns = np.array([best[0] for best in found if best is not None])
+    returns = np.array([best[0] for best in evaluations if best is not None])
     if len(returns) > 1:
         say(f"{len(returns)} seeds: mean {number(returns.mean())} ± {number(round(returns.std(), 12))}, IQM {number(iqm(returns))}")
     folders = [quote(str(run.folder)) for run in runs if is_run(run.folder)]

@@ -109,8 +109,8 @@ def to_jsonargparse(options: list[Option], algorithm: type) -> Iterator[str]:
         part, _, name = option.removeprefix("--model.").partition(".")
         if WHOLE_NUMBER.fullmatch(value):
             *_, section, last = ["model", *option.removeprefix("--model.").removeprefix("--").split(".")]
-            own = kinds if section == "model" else kinds_of_section(section) if section in {*PARTS, *SECTIONS} else {}
-            value = str(convert_integers(own, {last: float(value)})[last]) if last in own else value
+            section_kinds = kinds if section == "model" else kinds_of_section(section) if section in {*PARTS, *SECTIONS} else {}
+            value = str(convert_integers(section_kinds, {last: float(value)})[last]) if last in section_kinds else value
         if (value == "null" or value.startswith(("{", "["))) and part in PARTS and name in settings_of_section(part):
             whole = {part: {name: parse(value, option)}}  # in an option, jsonargparse would read null as the string None
             yield f"--config={in_one_line({'model': {'init_args': whole}})}"
@@ -154,8 +154,8 @@ def modules_in(tree: object, key: str = "") -> Iterator[str]:
     elif isinstance(tree, list):
         for child in tree:
             yield from modules_in(child, key)
-    elif isinstance(tree, str) and NAMES_A_CLASS.search(key) and (found := MODULE.match(tree)):
-        yield found[1]
+    elif isinstance(tree, str) and NAMES_A_CLASS.search(key) and (match := MODULE.match(tree)):
+        yield match[1]
 
 
 def merge_signals(settings: Mapping[str, object], others: Mapping[str, object]) -> dict[str, object]:
@@ -183,19 +183,19 @@ def find_algorithm(class_path: object) -> type:
     except Exception as error:  # a user's module may raise anything
         reason = f"{error if isinstance(error, ImportError) else f'{type(error).__name__}: {error}'}{place_in_code(error)}"
         raise SettingError(f"model {class_path!r}: {reason}; a module must be installed or in the current folder") from error
-    found = getattr(imported, name, None)  # this package imports its algorithms lazily
-    if found is None:
+    algorithm = getattr(imported, name, None)  # this package imports its algorithms lazily
+    if algorithm is None:
         algorithms = {name for name, value in vars(imported).items() if is_algorithm(value)}
         raise SettingError(f"model {class_path!r}: there is no {name} in {module}{nearest(name, algorithms)}")
-    if not is_algorithm(found):
+    if not is_algorithm(algorithm):
         raise SettingError(f"model {class_path!r} is not an algorithm: it must be a subclass of lightning_rl.Algorithm")
-    check_decorated(found)
-    return found
+    check_decorated(algorithm)
+    return algorithm
 
 
-def is_algorithm(found: object) -> bool:
+def is_algorithm(value: object) -> bool:
     """Return whether an object is the class of an algorithm, or of several (`MultiAgent`)."""
-    return isinstance(found, type) and issubclass(found, Algorithm | MultiAgent)
+    return isinstance(value, type) and issubclass(value, Algorithm | MultiAgent)
 
 
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string", "dict": "a mapping", "list": "a list"}
@@ -214,27 +214,27 @@ def explain(message: str) -> str:
         message = re.sub(OF_NO_CLASS, "", message)
         if "class_path" not in message:
             return f"{key} belongs to no class; name it before, such as --trainer.callbacks+=EarlyStopping"
-    if found := re.search(r"class_path '(.+)':\s+the following arguments are required: (.+)", message):
-        return f"{key}.{found[2]} is missing: {found[1].rpartition('.')[2]} needs it"
-    if found := re.search(r"class_path '(.+)':\s+(Option '(.+)' is not accepted|'.+')", message):
-        name = found[1].rpartition(".")[2]
-        if found[3] is None:
-            return f"{key}: {name}: {found[2]}"
-        key = f"{key.removesuffix(f'.{found[3]}')}.{found[3]}"
+    if match := re.search(r"class_path '(.+)':\s+the following arguments are required: (.+)", message):
+        return f"{key}.{match[2]} is missing: {match[1].rpartition('.')[2]} needs it"
+    if match := re.search(r"class_path '(.+)':\s+(Option '(.+)' is not accepted|'.+')", message):
+        name = match[1].rpartition(".")[2]
+        if match[3] is None:
+            return f"{key}: {name}: {match[2]}"
+        key = f"{key.removesuffix(f'.{match[3]}')}.{match[3]}"
         of = "" if name.endswith("Config") else f" of {name}"  # a group of settings, which nobody names by its class
-        return f"{key} is not a setting{of}{closest(found[3], settings_of(locate(found[1])))}"
-    if found := re.search(r"class_path '(.+)':\s+(?:module '(.+)' has no attribute|(No module named .+))", message):
-        classes = [f"{found[2]}.{name}" for name in dir(locate(found[2])) if name[0].isupper()] if found[2] else []
-        return f"{key}: there is no class {found[1]}{closest(found[1], classes) or (f': {found[3]}' if found[3] else '')}"
-    if found := re.search(r"Multiple subclasses with name (\S+)\. .+?: (.+)\.$", message, re.M):
-        return f"{key}: there are several classes {found[1]}; give the full path of one: {found[2].replace(', ', ' or ')}"
-    if found := re.search(r"import path string: (\S+)", message):
+        return f"{key} is not a setting{of}{closest(match[3], settings_of(locate(match[1])))}"
+    if match := re.search(r"class_path '(.+)':\s+(?:module '(.+)' has no attribute|(No module named .+))", message):
+        classes = [f"{match[2]}.{name}" for name in dir(locate(match[2])) if name[0].isupper()] if match[2] else []
+        return f"{key}: there is no class {match[1]}{closest(match[1], classes) or (f': {match[3]}' if match[3] else '')}"
+    if match := re.search(r"Multiple subclasses with name (\S+)\. .+?: (.+)\.$", message, re.M):
+        return f"{key}: there are several classes {match[1]}; give the full path of one: {match[2].replace(', ', ' or ')}"
+    if match := re.search(r"import path string: (\S+)", message):
         known = classes_for(key)
-        close = closest_of(found[1], known)
+        close = closest_of(match[1], known)
         meant = f"; did you mean {known[close]}?" if close else ""
-        return f"{key}: there is no class {found[1]} (one of your own needs its full path, such as my_module.MyClass){meant}"
-    if found := re.search(r"does not correspond to a subclass of (\w+)", message):
-        return f"{key}: {got} is not a {found[1]}"
+        return f"{key}: there is no class {match[1]} (one of your own needs its full path, such as my_module.MyClass){meant}"
+    if match := re.search(r"does not correspond to a subclass of (\w+)", message):
+        return f"{key}: {got} is not a {match[1]}"
     expected = re.findall(r"Expected (?:an? )?(.+?)(?:\. Got value|\.?$)", message, re.M)
     choices = [str(choice) for text in expected if "Literal" in text for choice in literal_eval(text.partition("Literal")[2])]
     classes = [re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).partition(" but ")[0] for text in expected if "Literal" not in text]
@@ -251,9 +251,9 @@ def classes_for(key: str) -> dict[str, str]:
     if flag not in FLAGS:
         return {}
     module, base = FLAGS[flag]
-    ours = [name for name in lightning_rl.__all__ if isinstance(cls := getattr(lightning_rl, name), type) and issubclass(cls, base)]
-    theirs = [name for name in getattr(module, "__all__", ()) if name != base.__name__]
-    return {**{name: name for name in theirs}, **{name: f"lightning_rl.{name}" for name in ours}}
+    packaged = [name for name in lightning_rl.__all__ if isinstance(cls := getattr(lightning_rl, name), type) and issubclass(cls, base)]
+    lightning_names = [name for name in getattr(module, "__all__", ()) if name != base.__name__]
+    return {**{name: name for name in lightning_names}, **{name: f"lightning_rl.{name}" for name in packaged}}
 
 
 def explain_flag(message: str, flags: Mapping[str, object]) -> str:

@@ -50,9 +50,9 @@ def tune(given: TuneOptions, imports: list[str]) -> int:
     config = {name: base.config_dump[name] for name in ("model", "evaluation", "checkpoint", "trainer", "init_from")}
     root = folder.absolute() if options.engine == "ray" else folder
     make_plan = partial(plan_run, root, runs_in(root, base.model), space, others, imports)
-    found = {name: getattr(base.model, name) if value is None else value for name, value in config["model"]["init_args"].items()}
+    values = {name: getattr(base.model, name) if value is None else value for name, value in config["model"]["init_args"].items()}
     with take_folder(folder):
-        study = Study(folder, space, settings, objective, config, space.find_values(found, base.model.schedules), say)
+        study = Study(folder, space, settings, objective, config, space.find_values(values, base.model.schedules), say)
         describe_study(study, base.model)
         results, engine = Results(study, others, imports), make_engine(options, study, make_plan)
         with study.recording(results.update):
@@ -238,8 +238,8 @@ class Results:
         best = self.study.best
         if best is not None and self.written != (line := describe_best(self.study, best)):
             config = check([*self.options, *self.study.space.options(best.params)], self.imports).config_dump
-            own = {name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")}
-            write_best(self.study.folder, line, own)
+            sections = {name: config[name] for name in ("seed_everything", "model", "trainer", "evaluation", "checkpoint")}
+            write_best(self.study.folder, line, sections)
             self.written = line
 
 
