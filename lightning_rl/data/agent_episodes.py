@@ -235,12 +235,12 @@ class _Match:
         side, learns = played.side, played.learns[copies]
         rows = side.rows[copies]
         to_move = side.to_move[rows]
-        others, own = rows[to_move & ~learns], rows[to_move & learns]
+        others, learning = rows[to_move & ~learns], rows[to_move & learns]
         parts = []
         if len(others):
             parts.append((others, self._play_others(side, others)))
-        if len(own):
-            parts.append((own, played.act(own, self.generator, self.deterministic)))
+        if len(learning):
+            parts.append((learning, played.act(learning, self.generator, self.deterministic)))
         return spread(parts, side.num)
 
     def _play_others(self, side: Side, rows: np.ndarray) -> Tree:
@@ -255,8 +255,8 @@ class _Match:
         """Add the rewards of a step, and check and read what ended in it."""
         side, reward = played.side, moves.reward
         if not is_finite(reward):
-            paid = zip(side.rows[copies].flat, reward.flat, strict=True)
-            reward = np.reshape([self._check(played, row, tree_index(played.before, row), one)[1] for row, one in paid], reward.shape)
+            pairs = zip(side.rows[copies].flat, reward.flat, strict=True)
+            reward = np.reshape([self._check(played, row, tree_index(played.before, row), one)[1] for row, one in pairs], reward.shape)
         played.returns[copies] += reward
         played.was_present[copies] |= reward != 0  # also of an agent that came in this step
         rows = side.rows[copies]
@@ -287,8 +287,8 @@ class _Match:
         parts: dict[str, float] = {}
         successes: list[float] = []
         for name, played in self.sides.items():
-            if len(own := played.returns[e][played.was_present[e] & played.learns[e]]):
-                parts[name] = float(np.mean(own))
+            if len(agent_returns := played.returns[e][played.was_present[e] & played.learns[e]]):
+                parts[name] = float(np.mean(agent_returns))
             successes += played.successes[e]
         learned = [part for name, part in parts.items() if self.sides[name].counts]
         mean = float(np.mean(learned)) if learned else 0.0  # no learning agent was present

@@ -528,9 +528,9 @@ def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log
     return rollout._replace(value=value[:-1], next_value=next_value)
 
 
-def gather_ends(found: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_obs: Callable[[int], Tree]) -> Ends:
+def gather_ends(ends: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_obs: Callable[[int], Tree]) -> Ends:
     """Join the ends found at each step, as arrays: the step, the environments, their final observations, and the memory after them."""
-    steps, envs, finals, after = zip(*found, strict=True)
+    steps, envs, finals, after = zip(*ends, strict=True)
     env = np.concatenate(envs)
     obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
     memory = tree_map(lambda *leaves: np.concatenate(leaves), *after)

@@ -270,28 +270,28 @@ class Seat:
 
     def _checked(self, obs: Tree, reward: float) -> tuple[Tree, float]:
         where = f"{self.where}, at step {self.length} of the episode with seed {self.seed}"
-        good, paid, line = check_episode(obs, reward, self.obs, where, self.on_nan)
+        good, good_reward, line = check_episode(obs, reward, self.obs, where, self.on_nan)
         if line:
             self.replaced += 1
             self.bad = self.bad or BadStep(line, deepcopy({"obs": self.obs, "reward": reward, "next_obs": obs}))
-        return (good if self.on_nan in ("raise", "report") else deepcopy(good)), paid  # an environment may reuse the array
+        return (good if self.on_nan in ("raise", "report") else deepcopy(good)), good_reward  # an environment may reuse the array
 
     def step(self, action: Tree, max_episode_steps: int) -> bool:
         """Step once. Return whether this ended the episode."""
         try:
-            obs, paid, terminated, truncated, info = self.env.step(action)
+            obs, reward, terminated, truncated, info = self.env.step(action)
         except (SettingError, OSError):  # OSError: of wrappers that write files
             raise
         except BaseException as error:  # a user's environment may raise anything
             raise self.contract.failure(error) from error
         self.contract.check_obs(obs)
-        self.contract.check_reward(paid)
+        self.contract.check_reward(reward)
         self.contract.check_end(terminated, truncated)
         self.length += 1
         over = bool(terminated or truncated or self.length >= max_episode_steps)
         self.info = self.contract.read_info(info, over)
         obs, self.mask = self.masks.one(obs, self.info, self.index, over)
-        self.obs, self.reward = self._checked(obs, float(paid))
+        self.obs, self.reward = self._checked(obs, float(reward))
         self.return_ += self.reward
         return over
 
@@ -377,7 +377,7 @@ def summarize(episodes: list[Episode]) -> dict[str, Any]:
     statistics |= rates_of(episodes)
     if results := [episode.result for episode in episodes if episode.result is not None]:
         statistics["points"] = np.mean(results)
-    for part, own in returns_of_parts(episodes).items():
-        found = {"mean": np.mean(own), "std": np.std(own), "min": min(own), "max": max(own)}
-        statistics |= {f"{part}/return_{name}": value for name, value in found.items()}
+    for part, values in returns_of_parts(episodes).items():
+        summary = {"mean": np.mean(values), "std": np.std(values), "min": min(values), "max": max(values)}
+        statistics |= {f"{part}/return_{name}": value for name, value in summary.items()}
     return {name: None if len(returns) == 1 and name.startswith("ci_") else float(value) for name, value in statistics.items()}

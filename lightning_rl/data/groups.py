@@ -90,7 +90,7 @@ class GroupDataset(ExperienceDataset):
     def __init__(self, rollouts: RolloutDataset, baselines: bool) -> None:
         super().__init__(rollouts.collector, rollouts.iterations)
         self.baselines = baselines
-        self.paid: np.ndarray | None = None
+        self.returns: np.ndarray | None = None
         """Return of each group in its current episode so far."""
         self.finished: deque[float] = deque(maxlen=RECENT)
         """Returns of the latest groups that ended."""
@@ -119,26 +119,26 @@ class GroupDataset(ExperienceDataset):
     def _note(self, groups: GroupRollout) -> None:
         """Note the returns of groups that ended."""
         reward = (groups.rows.reward[..., 0].unflatten(-1, groups.present.shape[1:]) * groups.present).sum(-1).cpu().numpy()
-        there, over = groups.present.any(-1).cpu().numpy(), groups.over.cpu().numpy().copy()
+        present, over = groups.present.any(-1).cpu().numpy(), groups.over.cpu().numpy().copy()
         over[:-1] &= groups.rows.episode_start.unflatten(-1, groups.present.shape[1:])[1:].all(-1).cpu().numpy()  # else it was abandoned
-        self.paid = np.zeros(reward.shape[1]) if self.paid is None else self.paid
-        for paid, ended, is_there in zip(reward, over, there, strict=True):
-            self.paid = (self.paid + paid) * is_there  # no agent is present if an episode was abandoned
+        self.returns = np.zeros(reward.shape[1]) if self.returns is None else self.returns
+        for rewards, ended, is_present in zip(reward, over, present, strict=True):
+            self.returns = (self.returns + rewards) * is_present  # no agent is present if an episode was abandoned
             if ended.any():
-                self.finished.extend(self.paid[ended].tolist())
-                self.paid[ended] = 0.0
+                self.finished.extend(self.returns[ended].tolist())
+                self.returns[ended] = 0.0
 
     def cut_episodes(self) -> None:
-        self.paid = None
+        self.returns = None
 
     def metrics(self) -> dict[str, float]:
         return {"rollout/group_ep_rew_mean": float(np.mean(self.finished))} if self.finished else {}
 
     def own_state(self) -> State:
-        return {"paid": None if self.paid is None else self.paid.copy(), "finished": list(self.finished)}
+        return {"paid": None if self.returns is None else self.returns.copy(), "finished": list(self.finished)}
 
     def set_own_state(self, state: State, new_episodes: str | None) -> None:
-        self.paid = None if new_episodes is not None or state["paid"] is None else np.array(state["paid"])
+        self.returns = None if new_episodes is not None or state["paid"] is None else np.array(state["paid"])
         self.finished.clear()
         self.finished.extend(state["finished"])
 
@@ -154,16 +154,16 @@ def add_group_values(unroll: Unroll, present: Tensor, network: GroupActorCritic,
     ends, size = unroll.ends, network.group_size
     unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
     rows, memory = unroll.rollout(), tree_index(unroll.memory, 0)
-    there = torch.cat([rows.valid, present.to(device).unsqueeze(0)]).unflatten(1, (-1, size))
+    presence = torch.cat([rows.valid, present.to(device).unsqueeze(0)]).unflatten(1, (-1, size))
     kept = torch.zeros_like(rows.valid)
     kept[ends.step, ends.env] = True
     left, truncated, kept = (flags.unflatten(1, (-1, size)) for flags in (rows.terminated | rows.truncated, rows.truncated, kept))
-    now = there[:-1]
+    now = presence[:-1]
     abandoned = truncated & now & ~kept
-    there = torch.cat([now[:1], there[1:] | abandoned])  # the next row, without actions, holds their final observations
+    presence = torch.cat([now[:1], presence[1:] | abandoned])  # the next row, without actions, holds their final observations
     over = now.any(-1) & (left | ~now).all(-1)
     log_prob, _, z = network.evaluate(rows.obs, rows.action, memory, rows.episode_start, rows.action_mask, now, baselines)
-    value = network.value(unroll.obs, memory, unroll.episode_start, there)
+    value = network.value(unroll.obs, memory, unroll.episode_start, presence)
     next_value = value[1:]
     cut = over & (truncated & now).any(-1)
     keeps_terminated = len(unroll.next_obs) > 0  # in `ends`: a stream that ignores terminations needs next_obs
@@ -216,8 +216,8 @@ def make_group_batch(groups: GroupRollout, returns: Tensor, advantage: Tensor, s
     A shorter last sequence is padded with steps of weight 0.
     """
     rows, size = groups.rows, groups.present.shape[-1]
-    there = groups.present.any(-1)
-    weight, group_weight = (rows / rows.sum().clamp(min=1) for rows in (groups.present.float(), there.float()))
+    occupied = groups.present.any(-1)
+    weight, group_weight = (rows / rows.sum().clamp(min=1) for rows in (groups.present.float(), occupied.float()))
 
     def split(tree: Tree) -> Tree:
         return tree_map(lambda leaf: leaf.unflatten(1, (-1, size)), tree)
@@ -229,7 +229,7 @@ def make_group_batch(groups: GroupRollout, returns: Tensor, advantage: Tensor, s
     batch = flatten_time(batch) if length == 1 else in_sequences(batch, length)
     if steps % length:
         for row_weight in (batch.weight, batch.group_weight):
-            row_weight.unflatten(0, (length, -1, there.shape[1]))[steps % length :, -1] = 0.0
+            row_weight.unflatten(0, (length, -1, occupied.shape[1]))[steps % length :, -1] = 0.0
     return batch._replace(episode_start=batch.episode_start.unflatten(0, (length, -1)), memory=flatten_time(split(rows.memory)))
 
 

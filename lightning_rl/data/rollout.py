@@ -223,11 +223,11 @@ def normalize(x: Tensor, weight: Tensor) -> Tensor:
 
     The rows of all ranks count as one batch, so that the ranks together learn the same as a single one would from all rows.
     """
-    own = count = (weight > 0).sum(-1, keepdim=True)
+    local_count = count = (weight > 0).sum(-1, keepdim=True)
     are_several = torch.distributed.is_available() and torch.distributed.is_initialized()
     if are_several:
-        count = sum_over_ranks(own)
-        weight = weight * (own / count.clamp(min=1))
+        count = sum_over_ranks(local_count)
+        weight = weight * (local_count / count.clamp(min=1))
     mean = (weight * x).sum(-1, keepdim=True)
     mean = sum_over_ranks(mean) if are_several else mean
     variance = (weight * (x - mean).square()).sum(-1, keepdim=True)

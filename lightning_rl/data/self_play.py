@@ -310,21 +310,21 @@ class SelfPlayOpponent:
         """Return actions for observations `[K, ...]`: each player acts for its rows; players with the same network act as one batch."""
         playing, actions = self.playing[rows // self.num_agents], None
         for player in np.unique(playing).tolist():
-            own = np.flatnonzero(playing == player)
-            own_obs, own_mask = tree_index((obs, mask), own) if len(own) < len(rows) else (obs, mask)
+            places = np.flatnonzero(playing == player)
+            player_obs, player_mask = tree_index((obs, mask), places) if len(places) < len(rows) else (obs, mask)
             if player in self.fixed:
-                seen = own_obs[OWN] if self.is_joint else own_obs
-                chosen = self.fixed[player].act(seen, own_mask, rows[own], start[own])
+                seen = player_obs[OWN] if self.is_joint else player_obs
+                chosen = self.fixed[player].act(seen, player_mask, rows[places], start[places])
             else:
                 network = self.snapshots.network if player == NEWEST else self.snapshots.get_network(player)
-                memory = tree_index(self.memory, rows[own])
-                chosen, memory = draw_actions(network, own_obs, own_mask, memory, start[own], self.generator)
-                tree_map(lambda kept, new, at=rows[own]: kept.__setitem__(at, new), self.memory, memory)
-            if len(own) == len(rows):
+                memory = tree_index(self.memory, rows[places])
+                chosen, memory = draw_actions(network, player_obs, player_mask, memory, start[places], self.generator)
+                tree_map(lambda kept, new, at=rows[places]: kept.__setitem__(at, new), self.memory, memory)
+            if len(places) == len(rows):
                 return chosen
             if actions is None:
                 actions = tree_map(lambda leaf: np.zeros((len(rows), *leaf.shape[1:]), leaf.dtype), chosen)
-            tree_map(lambda every, new, at=own: every.__setitem__(at, new), actions, chosen)
+            tree_map(lambda every, new, at=places: every.__setitem__(at, new), actions, chosen)
         return actions
 
     def take_finished(self, learner: str = "") -> list[Game]:
@@ -356,8 +356,8 @@ class SelfPlayOpponent:
         self.finished = [as_game(game) for game in state["finished"]]
         if any(game.behavior != self.behavior for game in self.finished):
             raise ValueError("games against players of another behavior")
-        for player, own in zip(self.fixed.values(), state["fixed"], strict=True):
-            player.set_state(own)
+        for player, player_state in zip(self.fixed.values(), state["fixed"], strict=True):
+            player.set_state(player_state)
         self.snapshots.set_weights(state["retired"])
         met = {game.player for game in self.finished} - {*range(self.snapshots.taken)}  # some have left the window
         unknown = ({*self.playing.tolist()} - {*self.snapshots.weights} | met) - {NEWEST, *self.fixed}

@@ -87,11 +87,11 @@ class JointStatistics:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of episodes, averaged over behaviors."""
-        found: dict[str, list[float]] = {}
+        by_name: dict[str, list[float]] = {}
         for collector in self.collectors.values():
             for name, value in collector.statistics.metrics().items():
-                found.setdefault(name, []).append(value)
-        return {name: float(np.mean(values)) for name, values in found.items()}
+                by_name.setdefault(name, []).append(value)
+        return {name: float(np.mean(values)) for name, values in by_name.items()}
 
 
 class JointCollector:
@@ -130,8 +130,8 @@ class JointCollector:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of each behavior under its name, and the means over learning behaviors."""
-        found = {f"{name}/{key}": value for name, collector in self.collectors.items() for key, value in collector.metrics().items()}
-        return self.statistics.metrics() | found
+        of_behaviors = {f"{name}/{key}": value for name, collector in self.collectors.items() for key, value in collector.metrics().items()}
+        return self.statistics.metrics() | of_behaviors
 
     def take_notices(self) -> list[str]:
         """Return nothing: each behavior has its own notices."""

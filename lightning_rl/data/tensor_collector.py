@@ -90,7 +90,7 @@ class CudaGraph:
         if self.graph is None:
             self.record(inputs)
         assert self.graph is not None
-        tree_map(lambda own, new: own.copy_(new), self.inputs, inputs)
+        tree_map(lambda old, new: old.copy_(new), self.inputs, inputs)
         self.graph.replay()
         return self.results
 
@@ -141,9 +141,9 @@ class TensorCollector(Collector):
         self._is_checked = False
         self._steps: Callable[..., Steps] = self.make_steps
         envs: Any = self.envs
-        there, can_be_recorded = torch.device(envs.device), getattr(type(envs), "can_be_recorded", False)
-        both_there = self.device.type == there.type == "cuda" and there.index in (None, self.device.index)
-        if cuda_graph and both_there and can_be_recorded and self.exploration is None and is_known(network):
+        env_device, can_be_recorded = torch.device(envs.device), getattr(type(envs), "can_be_recorded", False)
+        same_device = self.device.type == env_device.type == "cuda" and env_device.index in (None, self.device.index)
+        if cuda_graph and same_device and can_be_recorded and self.exploration is None and is_known(network):
             generators = [self.generator, *filter(None, [getattr(envs, "generator", None)])]
             watch = partial(fixed_parts, network, envs)
             self._steps = CudaGraph(f"a rollout of {self.name}", self.make_steps, self.device, generators, watch)
@@ -254,15 +254,15 @@ class TensorCollector(Collector):
         leaves = [leaf for leaf in tree_leaves((self._obs_tensor, self._following)) if leaf.is_floating_point()]
         if bool(torch.stack([leaf.isfinite().all() for leaf in (*leaves, self._rewards)]).all()):
             return
-        found, everywhere = None, range(self.num_envs)
+        problem, everywhere = None, range(self.num_envs)
         for t in range(self.n_steps):
             following, obs = (tree_to_numpy(tree_index(tree, at)) for tree, at in ((self._following, t), (self._obs_tensor, t + 1)))
-            found = first_bad("reward", reward[t], everywhere) or first_bad("observation", following, everywhere)
-            found = found or first_bad("observation", obs, everywhere)
-            if found is not None:
+            problem = first_bad("reward", reward[t], everywhere) or first_bad("observation", following, everywhere)
+            problem = problem or first_bad("observation", obs, everywhere)
+            if problem is not None:
                 break
         batch = {"obs": tree_index(self._obs_tensor, t), "reward": reward[t], "next_obs": following}
-        self.guard.stop(f"{found} at environment step {self.env_steps + (t + 1) * self.num_envs:,}", batch)
+        self.guard.stop(f"{problem} at environment step {self.env_steps + (t + 1) * self.num_envs:,}", batch)
 
 
 def put(rows: Tree, t: int, new: Tree) -> None:
@@ -300,8 +300,8 @@ def check_tree(name: str, what: str, given: Tree, known: Tree) -> None:
 def check_tensor(name: str, what: str, value: object, shape: Sequence[int]) -> None:
     """Raise `SettingError` unless a value is a tensor of this shape."""
     if not isinstance(value, Tensor) or value.shape != tuple(shape):
-        found = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise SettingError(f"{name} runs on a device: {what} must be a tensor {list(shape)}, got {found}")
+        got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise SettingError(f"{name} runs on a device: {what} must be a tensor {list(shape)}, got {got}")
 
 
 def is_known(network: ActingNetwork) -> bool:
@@ -312,7 +312,7 @@ def is_known(network: ActingNetwork) -> bool:
 def fixed_parts(network: Any, envs: object) -> object:
     """Return what a recording depends on in a network and environments: addresses of tensors, types of parts, and plain attributes."""
     parts = [(type(part), vars(part)) for part in (*network.modules(), envs)]
-    attributes = [(kind, {name: value for name, value in own.items() if is_plain(value)}) for kind, own in parts]
+    attributes = [(kind, {name: value for name, value in values.items() if is_plain(value)}) for kind, values in parts]
     return [tensor.data_ptr() for tensor in (*network.parameters(), *network.buffers())], attributes
 
 

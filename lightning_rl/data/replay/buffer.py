@@ -212,7 +212,7 @@ class ReplayBuffer:
         """
         shown = 0 if self.demonstrations is None else self.demonstration_rows(batch_size)
         if self.sequences is not None:
-            own = self._sample_sequences(self.sequences, batch_size - shown, progress)
+            batch = self._sample_sequences(self.sequences, batch_size - shown, progress)
         else:
             rows, weight = self._draw(batch_size - shown, progress)
             self.drawn += len(rows)
@@ -223,10 +223,10 @@ class ReplayBuffer:
                 reward, steps, _, last = self.windows(rows)
                 row, following = self.layout.read(rows, last)
             (obs, mask), (next_obs, next_mask) = row.observation, following
-            own = Window(obs, row.action, reward, steps, next_obs, weight, rows, action_mask=mask, next_action_mask=next_mask)
+            batch = Window(obs, row.action, reward, steps, next_obs, weight, rows, action_mask=mask, next_action_mask=next_mask)
             if self.hindsight is not None:
-                self.hindsight.relabel(own, self)
-        return own if self.demonstrations is None else concatenate(own, self.demonstrations.sample(shown), self.first_demonstration)
+                self.hindsight.relabel(batch, self)
+        return batch if self.demonstrations is None else concatenate(batch, self.demonstrations.sample(shown), self.first_demonstration)
 
     def _draw(self, number: int, progress: float) -> tuple[np.ndarray, np.ndarray]:
         """Draw rows to learn from. Return them and their weights, which sum to 1 if all rows are equally likely."""
@@ -276,8 +276,8 @@ class ReplayBuffer:
     def update(self, rows: np.ndarray, errors: Callable[[], Tensor]) -> None:
         """Set the priorities of drawn rows, own ones or demonstrations, by a function that returns their errors `[B]`."""
         assert self.priorities is not None
-        own = rows[rows < self.first_demonstration]
-        self.priorities.update(own, errors if self.demonstrations is None else lambda: errors()[: len(own)])
+        collected = rows[rows < self.first_demonstration]
+        self.priorities.update(collected, errors if self.demonstrations is None else lambda: errors()[: len(collected)])
 
     def ahead(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """Return the rows of the window of `steps` steps that begins with each row, `[B, steps]`."""
@@ -301,12 +301,12 @@ class ReplayBuffer:
 
         The last row of a window that is shorter than n is repeated.
         """
-        own = rows < self.first_demonstration
-        if self.demonstrations is not None and not own.all():
-            parts = self.steps(rows[own]), self.demonstrations.steps(rows[~own] - self.first_demonstration)
+        collected = rows < self.first_demonstration
+        if self.demonstrations is not None and not collected.all():
+            parts = self.steps(rows[collected]), self.demonstrations.steps(rows[~collected] - self.first_demonstration)
 
             def merge(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
-                places = own.repeat((len(mine) + len(other)) // len(own))
+                places = collected.repeat((len(mine) + len(other)) // len(collected))
                 both = np.empty((len(places), *mine.shape[1:]), mine.dtype)
                 both[places], both[~places] = mine, other
                 return both
@@ -344,9 +344,9 @@ class ReplayBuffer:
     def position(self) -> State:
         """Return the buffer's state without its rows: counts, open windows, and what the next draws depend on."""
         opened = np.zeros_like(self.open) if self.lag else self.open  # for sequences it follows from the counts
-        own = {"written": self.written, "open": opened, "drawn": self.drawn, "rng": self.rng.bit_generator.state}
-        own |= {} if self.demonstrations is None else {"shown": self.demonstrations.rng.bit_generator.state}
-        return {**own, "layout": self.layout.position(), "sampler": {} if self.priorities is None else self.priorities.position()}
+        state = {"written": self.written, "open": opened, "drawn": self.drawn, "rng": self.rng.bit_generator.state}
+        state |= {} if self.demonstrations is None else {"shown": self.demonstrations.rng.bit_generator.state}
+        return {**state, "layout": self.layout.position(), "sampler": {} if self.priorities is None else self.priorities.position()}
 
     def continue_from(self, position: State) -> None:
         """Restore the `position` of a buffer made with the same arguments; raise `ValueError` for invalid values."""

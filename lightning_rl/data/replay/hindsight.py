@@ -180,7 +180,7 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
     with contract_of(env, 0).naming():
         first, _ = env.reset(seed=0)
         env.action_space.seed(0)
-        obs, paid, *_ = env.step(env.action_space.sample())
+        obs, step_reward, *_ = env.step(env.action_space.sample())
     achieved = np.stack([obs[ACHIEVED], first[ACHIEVED]])
     desired = np.stack([obs[DESIRED], obs[ACHIEVED]])
     try:
@@ -189,9 +189,9 @@ def goal_reward_of(env: gym.Env) -> GoalReward:
     except BaseException as error:  # user code may raise anything
         keep_running(error, name)
         raise describe_failure(f"compute_reward of {name}", error) from error
-    if not np.isclose(computed, float(paid), rtol=1e-4, atol=1e-5):
+    if not np.isclose(computed, float(step_reward), rtol=1e-4, atol=1e-5):
         why = "relabelled rows would have other rewards; leave out wrappers that change rewards"
-        raise SettingError(f"replay.relabel: a step of {name} gives {float(paid):g} but compute_reward returns {computed:g}: {why}")
+        raise SettingError(f"replay.relabel: a step of {name} gives {float(step_reward):g} but compute_reward returns {computed:g}: {why}")
     terminated = None
     if env.has_wrapper_attr("compute_terminated"):
         try:

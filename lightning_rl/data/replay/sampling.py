@@ -33,9 +33,9 @@ class Window(NamedTuple):
     source: Tree = ()
 
 
-def concatenate(own: Window, shown: Window, behind: int) -> Window:
+def concatenate(replayed: Window, shown: Window, behind: int) -> Window:
     """Concatenate two batches, row next to row or sequence next to sequence; indices of the second are shifted by `behind`."""
-    n, m = len(own.rows), len(shown.rows)
+    n, m = len(replayed.rows), len(shown.rows)
     shown = shown._replace(rows=shown.rows + behind, source=tree_map(lambda rows: rows + behind, shown.source))
 
     def widen(window: Window, lanes: int, first: int) -> Window:
@@ -49,7 +49,7 @@ def concatenate(own: Window, shown: Window, behind: int) -> Window:
         a, b = a.reshape(-1, n, *a.shape[1:]), b.reshape(-1, m, *b.shape[1:])
         return np.concatenate([a, b], 1).reshape(-1, *a.shape[2:])
 
-    batch = tree_map(join, widen(own, n, 0), widen(shown, m, n))
+    batch = tree_map(join, widen(replayed, n, 0), widen(shown, m, n))
     return batch._replace(episode_start=tree_map(lambda start: start.reshape(-1, n + m), batch.episode_start))
 
 

@@ -172,9 +172,9 @@ def _check_settings(manifest: State, buffer: ReplayBuffer) -> None:
     if version != FORMAT_VERSION:
         raise SettingError(f"the replay buffer was saved in format {shorten(repr(version), 20)}; this version reads {FORMAT_VERSION}")
     for name, value in _settings_of(buffer).items():
-        there = manifest["settings"][name]
-        if there != value:
-            what = f"other {name}" if isinstance(value, str) else f"{name} {shorten(repr(there), 20)}, not {value!r}"
+        stored = manifest["settings"][name]
+        if stored != value:
+            what = f"other {name}" if isinstance(value, str) else f"{name} {shorten(repr(stored), 20)}, not {value!r}"
             raise SettingError(f"the replay buffer was saved with {what}: continue it with the same settings")
 
 

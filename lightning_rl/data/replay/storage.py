@@ -356,6 +356,6 @@ def check_counts(value: object, shape: tuple[int, ...]) -> np.ndarray:
 
 def check_lengths(arrays: Sequence[np.ndarray], lengths: Sequence[int]) -> None:
     """Raise `ValueError` unless arrays have these lengths."""
-    found = [len(array) for array in arrays]
-    if found != list(lengths):
-        raise ValueError(f"{found} rows instead of {list(lengths)}")
+    actual = [len(array) for array in arrays]
+    if actual != list(lengths):
+        raise ValueError(f"{actual} rows instead of {list(lengths)}")
