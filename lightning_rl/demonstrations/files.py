@@ -106,10 +106,10 @@ def read_metadata(folder: Path, spaces: Spaces) -> tuple[int, bool]:
     for kind, space in {"observation": spaces.observation, "action": spaces.action}.items():
         if f"{kind}_space" not in metadata:
             raise DamagedError(f"it has no {kind}_space")
-        there = json.loads(metadata[f"{kind}_space"])
-        if kind == "observation" and there["type"] == "Dict":
-            there["subspaces"].pop(MASK, None)  # networks do not observe it
-        for difference in differences(there, json.loads(minari.serialization.serialize_space(space)), kind):
+        stored = json.loads(metadata[f"{kind}_space"])
+        if kind == "observation" and stored["type"] == "Dict":
+            stored["subspaces"].pop(MASK, None)  # networks do not observe it
+        for difference in differences(stored, json.loads(minari.serialization.serialize_space(space)), kind):
             raise DamagedError(difference)
     episodes = metadata["total_episodes"]
     if type(episodes) is not int or episodes < 1:
@@ -117,23 +117,23 @@ def read_metadata(folder: Path, spaces: Spaces) -> tuple[int, bool]:
     return episodes, bool(metadata.get("jpeg_encoding", True))
 
 
-def differences(there: Plain, here: Plain, name: str) -> Iterator[str]:
+def differences(stored: Plain, known: Plain, name: str) -> Iterator[str]:
     """Describe how a space of a dataset differs from the algorithm's, both serialized by Minari; yield nothing if they are equal."""
-    if there["type"] != here["type"]:
-        yield f"{name} is {_short(there['type'])} in the dataset and {here['type']} in the algorithm"
-    elif "subspaces" in here:
-        children, own = (
+    if stored["type"] != known["type"]:
+        yield f"{name} is {_short(stored['type'])} in the dataset and {known['type']} in the algorithm"
+    elif "subspaces" in known:
+        children, expected = (
             part if isinstance(part, dict) else dict(zip(map(str, range(len(part))), part, strict=True))
-            for part in (there["subspaces"], here["subspaces"])
+            for part in (stored["subspaces"], known["subspaces"])
         )
-        if children.keys() != own.keys():
-            yield f"{name} has {_short(', '.join(children))} in the dataset and {_short(', '.join(own))} in the algorithm"
+        if children.keys() != expected.keys():
+            yield f"{name} has {_short(', '.join(children))} in the dataset and {_short(', '.join(expected))} in the algorithm"
             return
-        for key in own:
-            yield from differences(children[key], own[key], f"{name}.{key}")
+        for key in expected:
+            yield from differences(children[key], expected[key], f"{name}.{key}")
     else:
-        for key in sorted(here, key=("shape", "dtype").__contains__, reverse=True):
-            a, b = there[key], here[key]
+        for key in sorted(known, key=("shape", "dtype").__contains__, reverse=True):
+            a, b = stored[key], known[key]
             while key in ("low", "high") and isinstance(a, list) and isinstance(b, list) and len(a) == len(b) and a != b:
                 a, b = next((x, y) for x, y in zip(a, b, strict=True) if x != y)  # the first numbers that differ
             if a != b:

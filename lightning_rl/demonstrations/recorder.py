@@ -145,9 +145,9 @@ class RecordEpisodes(gym.Wrapper):
             raise gym.error.ResetNeeded("call reset before the first step of an episode")
         taken = self._read_action(action)
         obs, reward, terminated, truncated, info = self.env.step(taken)
-        observed, paid = self._read_step(obs, float(reward), info, bool(terminated or truncated))
+        observed, checked_reward = self._read_step(obs, float(reward), info, bool(terminated or truncated))
         self.observed.append(observed)
-        self.steps.append((taken, paid, bool(terminated), bool(truncated)))
+        self.steps.append((taken, checked_reward, bool(terminated), bool(truncated)))
         if terminated or truncated:
             self._keep()
         return obs, reward, terminated, truncated, info

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lightning_rl.config_files import Plain, as_mapping
 from lightning_rl.envs.lessons import as_parameter
 from lightning_rl.errors import SettingError, check_choice, check_names, nearest
-from lightning_rl.importers import mlagents_settings as theirs
+from lightning_rl.importers import mlagents_settings as mlagents
 from lightning_rl.importers.config import Config, Settings, merge, read_file
 
 ALGORITHMS = {"ppo": "PPO", "sac": "SAC", "poca": "POCA"}
@@ -18,8 +18,8 @@ MISSING = {
     "offline_bc": "see lightning-rl fit --model.help BehavioralCloning",
     "online_bc": "see behavioral_cloning of PPO, or lightning-rl fit --model.help BehavioralCloning",
 }
-NESTED = {"hyperparameters": theirs.HYPERPARAMETERS, "network_settings": theirs.NETWORK}
-FLAT = theirs.HYPERPARAMETERS | theirs.NETWORK | theirs.MEMORY | theirs.OLD
+NESTED = {"hyperparameters": mlagents.HYPERPARAMETERS, "network_settings": mlagents.NETWORK}
+FLAT = mlagents.HYPERPARAMETERS | mlagents.NETWORK | mlagents.MEMORY | mlagents.OLD
 """Settings of a behavior in an old file, in which behaviors have no sections."""
 
 
@@ -77,14 +77,14 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
     config.set("model.max_env_steps", steps, "steps of all copies; ML-Agents counts those of each behavior's agents")
     for name, part in parts.items():
         place = f"model.behaviors.{names[name]}"
-        own = {key: value for key, value in part.settings.items() if key.startswith("model.") and not key.startswith("model.env.")}
-        own = {key: value for key, value in own.items() if key not in (*OF_THE_RUN, "model.max_env_steps")}
-        if "model.self_play.save_steps" in own and not takes_turns:
-            own = {key: value for key, value in own.items() if not key.startswith("model.self_play.")}
+        learner = {key: value for key, value in part.settings.items() if key.startswith("model.") and not key.startswith("model.env.")}
+        learner = {key: value for key, value in learner.items() if key not in (*OF_THE_RUN, "model.max_env_steps")}
+        if "model.self_play.save_steps" in learner and not takes_turns:
+            learner = {key: value for key, value in learner.items() if not key.startswith("model.self_play.")}
             config.note(f"{name}.self_play dropped: no other behavior has it; import this one by --behavior {name}")
         config.set(f"{place}.agents", f"{name}*")
         config.set(f"{place}.learner.class_path", part.algorithm)
-        for key, value in own.items():
+        for key, value in learner.items():
             config.set(f"{place}.learner.init_args.{key.removeprefix('model.')}", value, part.remarks[key])
     return config
 
@@ -120,22 +120,22 @@ def convert_behavior(
     else:
         config.set("model.env.id", env_id)
     set_sections(config, behavior, names, num_envs)
-    for name, (target, default) in theirs.COMMON.items():
+    for name, (target, default) in mlagents.COMMON.items():
         config.set(target, settings.integer(name, default))
-    theirs.TRAINERS[trainer](config, settings, behavior.old)
-    for name, (target, number) in theirs.NUMBERS[trainer].items():
+    mlagents.TRAINERS[trainer](config, settings, behavior.old)
+    for name, (target, number) in mlagents.NUMBERS[trainer].items():
         config.set(target, settings.number(name, number))
-    for name, (target, default) in theirs.INTEGERS[trainer].items():
+    for name, (target, default) in mlagents.INTEGERS[trainer].items():
         config.set(target, settings.integer(name, default))
-    theirs.set_network(config, settings)
-    for name, (value, remark) in theirs.FIXED[trainer].items():
+    mlagents.set_network(config, settings)
+    for name, (value, remark) in mlagents.FIXED[trainer].items():
         config.set(f"model.{name}", value, remark)
-    theirs.set_reward_signals(config, settings, trainer, behavior.old)
-    theirs.set_cloning(config, settings, trainer)
-    theirs.set_self_play(config, settings, several=names is not None)
+    mlagents.set_reward_signals(config, settings, trainer, behavior.old)
+    mlagents.set_cloning(config, settings, trainer)
+    mlagents.set_self_play(config, settings, several=names is not None)
     if any(name in settings for name in ("checkpoint_interval", "keep_checkpoints", "even_checkpoints")):
         set_checkpoints(config, settings)
-    config.drop(settings.values, theirs.DROPPED)
+    config.drop(settings.values, mlagents.DROPPED)
     return config
 
 
@@ -169,14 +169,14 @@ def read_trainers(path: str) -> File:
     """Read a file, new or old."""
     file = read_file(path)
     if "behaviors" in file or "default_settings" in file:
-        check_names("", file, theirs.SECTIONS, " of an ML-Agents file")
+        check_names("", file, mlagents.SECTIONS, " of an ML-Agents file")
         behaviors, default = (as_mapping(key, file.pop(key, None)) for key in ("behaviors", "default_settings"))
         sections, prefix = file, "behaviors."
     else:
         default = as_mapping("default", file.pop("default", None))
         sections = {key: file.pop(key) for key in ("parameter_randomization",) if key in file}
         behaviors, prefix = file, ""
-    for section, known in theirs.ENTRIES.items():
+    for section, known in mlagents.ENTRIES.items():
         check_names(f"{section}.", as_mapping(section, sections.get(section)), known, " of ML-Agents")
     if not behaviors and not default:
         raise SettingError(f"{path} has no behaviors; each has a name and settings")
@@ -197,8 +197,8 @@ def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
     """Flatten the sections of a behavior's settings; also return whether there were none, as in an old file."""
     new = "trainer_type" in settings or any(section in settings for section in NESTED)
     old = not new and bool(settings.keys() & FLAT)
-    check_names(prefix, settings, theirs.BEHAVIOR | (set() if new else FLAT), " of ML-Agents")
-    check_names(f"{prefix}self_play.", as_mapping(f"{prefix}self_play", settings.get("self_play")), theirs.SELF_PLAY, " of ML-Agents")
+    check_names(prefix, settings, mlagents.BEHAVIOR | (set() if new else FLAT), " of ML-Agents")
+    check_names(f"{prefix}self_play.", as_mapping(f"{prefix}self_play", settings.get("self_play")), mlagents.SELF_PLAY, " of ML-Agents")
     flat = {name: value for name, value in settings.items() if name not in NESTED}
     places = {name: f"{prefix}{name}" for name in flat}
 
@@ -213,7 +213,7 @@ def flatten(settings: Plain, prefix: str) -> tuple[Settings, bool]:
     if new:
         memory = flat.pop("memory", None)
         flat["use_recurrent"] = memory is not None
-        inline(memory, "network_settings.memory", theirs.MEMORY)
+        inline(memory, "network_settings.memory", mlagents.MEMORY)
     return Settings(flat, places), old
 
 
@@ -232,10 +232,10 @@ def set_sections(config: Config, behavior: Behavior, names: Mapping[str, str] | 
         config.set("seed_everything", seed)
     if "device" in torch:
         config.set("trainer.accelerator", str(torch.take("device")).partition(":")[0])
-    for name, target in theirs.RENAMED.items():
+    for name, target in mlagents.RENAMED.items():
         if name in checkpoint:
             config.set(target, str(checkpoint.take(name)))
-    config.drop(env.values | checkpoint.values | sections.values, theirs.COMMAND_LINE)
+    config.drop(env.values | checkpoint.values | sections.values, mlagents.COMMAND_LINE)
 
 
 def set_environment_parameters(config: Config, behavior: Behavior, names: Mapping[str, str] | None) -> None:

@@ -194,12 +194,12 @@ def set_update_ratio(config: Config, settings: Settings) -> None:
     if "reward_signal_num_update" in signals:
         settings.values[number] = signals.pop("reward_signal_num_update")
         settings.places[number] = f"{settings.place('reward_signals')}.reward_signal_num_update"
-    own = interval / settings.integer(number, 1) if number in settings else float(ratio)
-    own = settings.number("reward_signal_steps_per_update", own)
+    signal_ratio = interval / settings.integer(number, 1) if number in settings else float(ratio)
+    signal_ratio = settings.number("reward_signal_steps_per_update", signal_ratio)
     settings.values["reward_signals"] = signals
-    if own != float(ratio) and signals.keys() - {"extrinsic"}:
-        config.set("model.reward_signal_steps_per_update", own)
-    elif own != float(ratio):
+    if signal_ratio != float(ratio) and signals.keys() - {"extrinsic"}:
+        config.set("model.reward_signal_steps_per_update", signal_ratio)
+    elif signal_ratio != float(ratio):
         config.note("reward_signal_steps_per_update dropped: no reward signal learns")
 
 
@@ -245,46 +245,46 @@ def set_reward_signals(config: Config, settings: Settings, trainer: str, old: bo
     where = settings.place("reward_signals")
     signals = settings.mapping("reward_signals") or {"extrinsic": {}}
     check_names(f"{where}.", signals, SIGNALS, " of ML-Agents")
-    ours = {name: convert_signal(config, name, as_mapping(f"{where}.{name}", signals[name]), f"{where}.{name}", old) for name in signals}
+    streams = {name: convert_signal(config, name, as_mapping(f"{where}.{name}", signals[name]), f"{where}.{name}", old) for name in signals}
     remark = ""
-    if len(ours) > 1 and trainer == "sac":
-        for setting in ours.values():
-            setting["strength"] /= len(ours)
-        remark = f"signals add up here and are averaged there: strengths are divided by {len(ours)}"
-    elif len(ours) > 1:
+    if len(streams) > 1 and trainer == "sac":
+        for setting in streams.values():
+            setting["strength"] /= len(streams)
+        remark = f"signals add up here and are averaged there: strengths are divided by {len(streams)}"
+    elif len(streams) > 1:
         remark = "signals add up here and are averaged there, which is the same for normalized advantages"
-    if ours.keys() == {"extrinsic"} and ours["extrinsic"]["strength"] == 1:
-        config.set("model.gamma", ours["extrinsic"]["gamma"])
+    if streams.keys() == {"extrinsic"} and streams["extrinsic"]["strength"] == 1:
+        config.set("model.gamma", streams["extrinsic"]["gamma"])
         return
     if remark:
         config.note(f"reward_signals: {remark}")
-    for name in {"extrinsic": None, **ours}:
-        config.set(f"model.reward_signals.{name}", ours.get(name))
+    for name in {"extrinsic": None, **streams}:
+        config.set(f"model.reward_signals.{name}", streams.get(name))
 
 
 def convert_signal(config: Config, name: str, values: Plain, where: str, old: bool) -> Plain:
     """Convert the settings of one reward signal."""
     check_names(f"{where}.", values, SIGNALS[name], " of ML-Agents")
     settings = Settings(values, {key: f"{where}.{key}" for key in SIGNALS[name]})
-    ours: Plain = {"strength": settings.number("strength", 1.0), "gamma": settings.number("gamma", 0.99)}
+    converted: Plain = {"strength": settings.number("strength", 1.0), "gamma": settings.number("gamma", 0.99)}
     network = settings.mapping("network_settings")
     check_names(f"{where}.network_settings.", network, NETWORK, " of ML-Agents")
     if name == "extrinsic":
         if network:
             config.note(f"{where}.network_settings dropped: the environment's own reward needs no network")
-        return ours
+        return converted
     if name == "rnd":  # normalized here by default, but not there
-        ours |= {"normalize": False, "normalize_reward": False}
+        converted |= {"normalize": False, "normalize_reward": False}
     size = settings.take("encoding_size", network.get("hidden_units"))
     chosen = {"encoding_size": size, "encoder": network.get("vis_encode_type"), "normalize": network.get("normalize")}
-    ours |= {key: value for key, value in (chosen | settings.values).items() if value is not None}
+    converted |= {key: value for key, value in (chosen | settings.values).items() if value is not None}
     if network.get("num_layers", 2) != 2:
         config.note(f"{where}.network_settings.num_layers dropped: a signal's network has 2 layers here")
     if name == "gail":
-        check_demonstrations(config, ours.get("demo_path"), where)
+        check_demonstrations(config, converted.get("demo_path"), where)
         if old:  # a termination ends the returns of the signal in newer files, but not in old ones
-            ours["ignore_done"] = True
-    return ours
+            converted["ignore_done"] = True
+    return converted
 
 
 def set_cloning(config: Config, settings: Settings, trainer: str) -> None:
@@ -311,19 +311,19 @@ def set_self_play(config: Config, settings: Settings, several: bool) -> None:
     """
     if "self_play" not in settings:
         return
-    own = settings.section("self_play")
-    old = own.number("play_against_current_self_ratio", 0.5, high=1)
-    config.set("model.self_play.window", own.integer("window", 10))
-    config.set("model.self_play.save_steps", own.integer("save_steps", 20_000))
-    config.set("model.self_play.play_against_latest_model_ratio", own.number("play_against_latest_model_ratio", old, high=1))
-    config.set("model.self_play.initial_elo", own.number("initial_elo", 1200.0))
+    section = settings.section("self_play")
+    old = section.number("play_against_current_self_ratio", 0.5, high=1)
+    config.set("model.self_play.window", section.integer("window", 10))
+    config.set("model.self_play.save_steps", section.integer("save_steps", 20_000))
+    config.set("model.self_play.play_against_latest_model_ratio", section.number("play_against_latest_model_ratio", old, high=1))
+    config.set("model.self_play.initial_elo", section.number("initial_elo", 1200.0))
     if config.algorithm == "POCA" and not several:
         config.note("self_play.teams must name the agents of each team, such as [agent_team0_*, agent_team1_*]: such files do not")
-    if several and "team_change" in own:
-        config.set("model.self_play.team_change", own.integer("team_change", 1))
+    if several and "team_change" in section:
+        config.set("model.self_play.team_change", section.integer("team_change", 1))
     for name, reason in SELF_PLAY_DROPPED.items():
-        if name in own and not (several and name == "team_change"):
-            own.integer(name, 1, low=0)
+        if name in section and not (several and name == "team_change"):
+            section.integer(name, 1, low=0)
             config.note(f"self_play.{name} dropped: {reason}")
 
 

@@ -10,7 +10,7 @@ import gymnasium as gym
 from lightning_rl.config_files import Plain
 from lightning_rl.envs.make import find_newest_version, needs_mujoco_py, prepare_package
 from lightning_rl.errors import SettingError, check_choice, check_names, check_range, nearest
-from lightning_rl.importers import zoo_settings as theirs
+from lightning_rl.importers import zoo_settings as zoo
 from lightning_rl.importers.config import Config, Settings, read_expression, read_file
 
 VERSION = re.compile(r"(.+)-v(\d+)")
@@ -33,10 +33,10 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     file = read_file(path)
     algorithm = find_algorithm(path, algorithm)
     section, settings = find_section(file, Path(path).name, env_id)
-    known = {*theirs.ZOO, *theirs.SAME[algorithm], *theirs.SCHEDULED[algorithm], *theirs.OTHERS[algorithm], *theirs.DROPPED}
+    known = {*zoo.ZOO, *zoo.SAME[algorithm], *zoo.SCHEDULED[algorithm], *zoo.OTHERS[algorithm], *zoo.DROPPED}
     check_names(f"{section}.", settings.values, known, f" of the zoo's {algorithm}")
-    settings.values = theirs.DEFAULTS.get(algorithm, {}) | {name: value for name, value in settings.values.items() if value is not None}
-    config = Config(theirs.ALGORITHMS[algorithm], f"lightning-rl import-zoo {Path(path).name} {env_id}")
+    settings.values = zoo.DEFAULTS.get(algorithm, {}) | {name: value for name, value in settings.values.items() if value is not None}
+    config = Config(zoo.ALGORITHMS[algorithm], f"lightning-rl import-zoo {Path(path).name} {env_id}")
     velocities, shown = hidden_velocities(env_id)
     current = current_id(shown)
     if current != shown:
@@ -53,9 +53,9 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     elif algorithm in ("ppo", "trpo"):
         set_minibatches(config, settings, num_envs)
     between = None
-    if algorithm in theirs.OFF_POLICY:
+    if algorithm in zoo.OFF_POLICY:
         between = set_update_ratio(config, settings, num_envs)
-        theirs.set_hindsight(config, settings)
+        zoo.set_hindsight(config, settings)
     if config.algorithm == "TD3":
         set_noise(config, settings)
     if algorithm == "ars":
@@ -75,34 +75,34 @@ def import_zoo(path: str, env_id: str, algorithm: str | None = None) -> str:
     if algorithm == "ddpg":
         for name, value in {"n_critics": 1, "policy_delay": 1, "target_policy_noise": 0.0}.items():
             config.set(f"model.{name}", value)
-    for name in theirs.SCHEDULED[algorithm]:
+    for name in zoo.SCHEDULED[algorithm]:
         if name in settings:
             scheduled = read_schedule(settings.take(name), settings.place(name))
-            config.set(f"model.{name}", scheduled, theirs.DIFFERENT.get(name, "") if scheduled is not None else "")
-    for name in theirs.SAME[algorithm]:
+            config.set(f"model.{name}", scheduled, zoo.DIFFERENT.get(name, "") if scheduled is not None else "")
+    for name in zoo.SAME[algorithm]:
         if name in settings:
             value = settings.integer(name, 1) if name == "n_steps" else settings.take(name)
             config.set(f"model.{'replay.' if name == 'optimize_memory_usage' else ''}{name}", value)
-    theirs.set_policy(config, settings, algorithm)
-    theirs.set_exploration(config, settings, algorithm, config.settings.get("model.n_steps", 5) if between is None else between)
+    zoo.set_policy(config, settings, algorithm)
+    zoo.set_exploration(config, settings, algorithm, config.settings.get("model.n_steps", 5) if between is None else between)
     set_normalization(config, settings)
     if "seed" in settings:
         config.set("seed_everything", settings.integer("seed", 0, low=0))
-    config.drop(settings.values, theirs.DROPPED)
+    config.drop(settings.values, zoo.DROPPED)
     return config.text()
 
 
 def find_algorithm(path: str, name: str | None) -> str:
     """Return the algorithm of that name, or the one after which the file is named."""
     stem = Path(path).stem.lower()
-    found = stem if name is None or stem == "her" else name
-    if found in theirs.MISSING:
-        raise SettingError(f"{path if found == stem else '--algo'}: there is no {found} here; {theirs.MISSING[found]}")
+    algorithm = stem if name is None or stem == "her" else name
+    if algorithm in zoo.MISSING:
+        raise SettingError(f"{path if algorithm == stem else '--algo'}: there is no {algorithm} here; {zoo.MISSING[algorithm]}")
     if name is not None:
-        check_choice("--algo", name, theirs.ALGORITHMS)
-    elif found not in theirs.ALGORITHMS:
-        raise SettingError(f"{path}: a zoo file is named after its algorithm, {', '.join(theirs.ALGORITHMS)}; name it with --algo")
-    return found
+        check_choice("--algo", name, zoo.ALGORITHMS)
+    elif algorithm not in zoo.ALGORITHMS:
+        raise SettingError(f"{path}: a zoo file is named after its algorithm, {', '.join(zoo.ALGORITHMS)}; name it with --algo")
+    return algorithm
 
 
 def find_section(file: Plain, name: str, env_id: str) -> tuple[str, Settings]:
@@ -120,8 +120,8 @@ def find_section(file: Plain, name: str, env_id: str) -> tuple[str, Settings]:
 def versions_of(env_id: str, names: Iterable[object]) -> list[str]:
     """Return the names that are the same environment in any version, the newest last."""
     wanted = VERSION.fullmatch(env_id)
-    found = [match for name in names if wanted and (match := VERSION.fullmatch(str(name))) and match[1] == wanted[1]]
-    return [match[0] for match in sorted(found, key=lambda match: int(match[2]))]
+    versions = [match for name in names if wanted and (match := VERSION.fullmatch(str(name))) and match[1] == wanted[1]]
+    return [match[0] for match in sorted(versions, key=lambda match: int(match[2]))]
 
 
 def current_id(env_id: str) -> str:
@@ -139,8 +139,8 @@ def current_id(env_id: str) -> str:
 def hidden_velocities(env_id: str) -> tuple[list[int], str]:
     """Return where the velocities are that a `…NoVel` environment of the zoo hides, and the id of the environment that shows them."""
     name, _, version = env_id.rpartition("-")
-    velocities = theirs.VELOCITIES.get(name.removesuffix(theirs.MASKED), []) if name.endswith(theirs.MASKED) else []
-    return velocities, f"{name.removesuffix(theirs.MASKED)}-{version}" if velocities else env_id
+    velocities = zoo.VELOCITIES.get(name.removesuffix(zoo.MASKED), []) if name.endswith(zoo.MASKED) else []
+    return velocities, f"{name.removesuffix(zoo.MASKED)}-{version}" if velocities else env_id
 
 
 def set_environment(config: Config, settings: Settings, velocities: list[int]) -> None:
@@ -161,8 +161,8 @@ def set_environment(config: Config, settings: Settings, velocities: list[int]) -
             frames = 1 if frames == 4 else frames
         elif name == "TimeLimit" and "max_episode_steps" in given:
             config.set("model.env.max_episode_steps", given["max_episode_steps"])
-        elif (found := known_wrapper(name, given, path)) is not None:
-            wrapper, remark = found
+        elif (known := known_wrapper(name, given, path)) is not None:
+            wrapper, remark = known
             kept.append(wrapper)
             if remark:
                 config.note(f"{name} is {wrapper['class_path']} here: {remark}")
@@ -189,14 +189,14 @@ def read_wrappers(setting: object, where: str) -> Iterator[tuple[str, Plain]]:
 
 def known_wrapper(name: str, settings: Plain, path: str) -> tuple[Plain, str] | None:
     """Return the wrapper to use here, and what is different about it; None if it is not known."""
-    ours, names, remark = theirs.WRAPPERS.get(name, (name, {key: key for key in settings}, ""))
-    installed = "." in ours or path.startswith(("gym.", "gymnasium.")) or name in theirs.WRAPPERS
-    if not installed or not ("." in ours or hasattr(gym.wrappers, ours)) or settings.keys() - names.keys() - {"max_steps", "test_mode"}:
+    target, names, remark = zoo.WRAPPERS.get(name, (name, {key: key for key in settings}, ""))
+    installed = "." in target or path.startswith(("gym.", "gymnasium.")) or name in zoo.WRAPPERS
+    if not installed or not ("." in target or hasattr(gym.wrappers, target)) or settings.keys() - names.keys() - {"max_steps", "test_mode"}:
         return None
-    arguments = theirs.WRAPPER_DEFAULTS.get(ours, {}) | {names[key]: value for key, value in settings.items() if key in names}
+    arguments = zoo.WRAPPER_DEFAULTS.get(target, {}) | {names[key]: value for key, value in settings.items() if key in names}
     if isinstance(arguments.get("shape"), int):
         arguments["shape"] = [arguments["shape"]] * 2
-    return {"class_path": ours} | ({"init_args": arguments} if arguments else {}), remark
+    return {"class_path": target} | ({"init_args": arguments} if arguments else {}), remark
 
 
 def set_atari(config: Config, settings: Plain) -> None:

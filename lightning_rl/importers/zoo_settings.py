@@ -48,7 +48,7 @@ SAME = {
 }
 """Settings of the same name and meaning."""
 SCHEDULED = {
-    name: ("learning_rate", "clip_range", "clip_range_vf") if ours == "PPO" else ("learning_rate",) for name, ours in ALGORITHMS.items()
+    name: ("learning_rate", "clip_range", "clip_range_vf") if model == "PPO" else ("learning_rate",) for name, model in ALGORITHMS.items()
 }
 """Numbers that may be schedules, `lin_0.001`."""
 DIFFERENT = {"clip_range_vf": "the larger of the clipped and the unclipped loss; Stable-Baselines3 takes the clipped one"}
@@ -159,8 +159,8 @@ def set_policy(config: Config, settings: Settings, algorithm: str) -> None:
     values = read_expression(settings.take("policy_kwargs", {}), place)
     if not isinstance(values, dict):
         raise SettingError(f"{place} must be a mapping such as dict(net_arch=[64, 64]), got {values!r}")
-    own = {"n_quantiles"} if algorithm in QUANTILES else RECURRENT if recurrent else set()
-    check_names(f"{place}.", values, POLICY | own, " of a policy")
+    specific = {"n_quantiles"} if algorithm in QUANTILES else RECURRENT if recurrent else set()
+    check_names(f"{place}.", values, POLICY | specific, " of a policy")
     inner = Settings(values, {name: f"{place}.{name}" for name in values})
     if algorithm == "ars":
         is_linear = kind == "LinearPolicy"
