@@ -95,7 +95,7 @@ class ClassicControlEnvs(TurnVectorEnv):
             for i, steps in enumerate((self.clock - self.begun).tolist()):
                 setattr(self.envs[i], ELAPSED, steps)
                 if steps:
-                    self.cores[i].state = self.physics.own(self.physics.state[self.physics.rows, i].copy())
+                    self.cores[i].state = self.physics.native_state(self.physics.state[self.physics.rows, i].copy())
 
     def load_states(self) -> None:
         """Read states and constants from the copies. Raises `SettingError`: the dynamics of a copy are not implemented here."""
@@ -166,7 +166,7 @@ class Physics:
         """Step all copies and write their observations `[N, F]`. Return rewards `[N]` and terminated `[N]`."""
         raise NotImplementedError
 
-    def own(self, state: np.ndarray) -> np.ndarray | tuple[float, ...]:
+    def native_state(self, state: np.ndarray) -> np.ndarray | tuple[float, ...]:
         """Return the state of one copy in the environment's own format."""
         return state
 
@@ -247,7 +247,7 @@ class MountainCar(Physics):
         obs[...] = self.state.T
         return self.reward, (position >= env.goal_position) & (velocity >= env.goal_velocity)
 
-    def own(self, state: np.ndarray) -> tuple[float, ...]:
+    def native_state(self, state: np.ndarray) -> tuple[float, ...]:
         return tuple(state)
 
 
@@ -289,7 +289,7 @@ class ContinuousMountainCar(Physics):
         velocity[(position == env.min_position) & (velocity < 0)] = 0
         return (position >= env.goal_position) & (velocity >= env.goal_velocity)
 
-    def own(self, state: np.ndarray) -> np.ndarray:
+    def native_state(self, state: np.ndarray) -> np.ndarray:
         return state.astype(np.float32)
 
 

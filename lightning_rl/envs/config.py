@@ -263,16 +263,16 @@ def copies_of(env: gym.Env) -> EnvConfig | Callable[[], gym.Env]:
 
 def replaced_methods(env: gym.Env) -> list[str]:
     """Return the methods of an environment or of its wrappers that are functions from outside their class, which refer to this instance."""
-    found: list[str] = []
+    names: list[str] = []
     layer: Any = env
     while layer is not None:
         written = {value for kind in type(layer).__mro__ for value in vars(kind).values() if isinstance(value, FunctionType)}
         for name, value in vars(layer).items():
             function = getattr(value, "__func__", value)
             if isinstance(function, FunctionType) and callable(getattr(type(layer), name, None)) and function not in written:
-                found.append(name)
+                names.append(name)
         layer = vars(layer).get("env")
-    return found
+    return names
 
 
 def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, object]:
@@ -289,9 +289,9 @@ def changes_of(env: gym.Env, make: Callable[[], gym.Env]) -> dict[str, object]:
             with closing_env(make()) as made:
                 built.append(dict(vars(made.unwrapped)))
     first, second = built if len(built) == 2 else ({}, {})
-    own, kinds = vars(env.unwrapped), (bool, int, float, str, *(type(space) for space in (env.action_space, env.observation_space)))
-    names = [name for name in own if not name.startswith("_") and name != "render_mode" and type(own[name]) in kinds]
-    return {name: own[name] for name in names if type(first.get(name)) in kinds and first[name] == second.get(name) != own[name]}
+    values, kinds = vars(env.unwrapped), (bool, int, float, str, *(type(space) for space in (env.action_space, env.observation_space)))
+    names = [name for name in values if not name.startswith("_") and name != "render_mode" and type(values[name]) in kinds]
+    return {name: values[name] for name in names if type(first.get(name)) in kinds and first[name] == second.get(name) != values[name]}
 
 
 @dataclass(frozen=True)

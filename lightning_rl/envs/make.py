@@ -303,11 +303,11 @@ def _build(config: EnvConfig, make: Callable[[], Built]) -> Built:
             raise SettingError(f"env.id {name} is a module with an environment of several agents; name it {name}.{names[0]}") from error
         if way := name_in_gym(name):
             raise SettingError(f"env.id {name!r} is registered in the old package gym, not in gymnasium; {way}") from error
-        found = getattr(sys.modules.get(module), name, None)
-        if callable(found) and not (isinstance(found, type) and issubclass(found, gym.Env | VectorEnv)):
+        builder = getattr(sys.modules.get(module), name, None)
+        if callable(builder) and not (isinstance(builder, type) and issubclass(builder, gym.Env | VectorEnv)):
             hint = f"; register it with gymnasium, or name it {module}.{name} if it has several agents"
-        own = "" if colon else f" (your own: its_module:{name}, or --import its_module)"
-        raise SettingError(f"env.id {config.name!r} is not a registered environment{own}{hint}") from error
+        example = "" if colon else f" (your own: its_module:{name}, or --import its_module)"
+        raise SettingError(f"env.id {config.name!r} is not a registered environment{example}{hint}") from error
     except BaseException as error:  # a constructor may raise anything
         keep_running(error, f"the environment {config.name}")
         if needs_mujoco_py(config.name) and isinstance(error, ImportError | gym.error.Error):

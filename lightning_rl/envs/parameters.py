@@ -124,8 +124,8 @@ class EnvParameters(gym.Wrapper):
         """Return a parameter's generator, which depends on the environment's seed, or on the sampler's `seed` if it has one."""
         key = f"run {name}" if seed < 0 else f"{seed} {name}"
         if key not in self.streams:
-            own = [] if seed < 0 else [seed]
-            entropy = [*own, self.index if own and not self.of_episode else self.seed, crc32(name.encode())]
+            seeds = [] if seed < 0 else [seed]
+            entropy = [*seeds, self.index if seeds and not self.of_episode else self.seed, crc32(name.encode())]
             self.streams[key] = np.random.default_rng(None if entropy[0] is None else [int(number or 0) for number in entropy])
         return self.streams[key]
 
@@ -150,11 +150,11 @@ def make_target(env: gym.Env, names: Iterable[str]) -> Target:
     Returns three functions. The first takes the values before a reset and returns the reset's options. The second sets the values of the
     current episode again after a state was loaded. The third raises `SettingError` after a reset if a value had no effect.
     """
-    own = env.unwrapped.core if isinstance(env.unwrapped, AgentsEnv) else env.unwrapped
-    known, name = (env.metadata or {}).get("parameters"), type(own).__name__
-    method = env.get_wrapper_attr("set_parameters") if env.has_wrapper_attr("set_parameters") else getattr(own, "set_parameters", None)
+    core = env.unwrapped.core if isinstance(env.unwrapped, AgentsEnv) else env.unwrapped
+    known, name = (env.metadata or {}).get("parameters"), type(core).__name__
+    method = env.get_wrapper_attr("set_parameters") if env.has_wrapper_attr("set_parameters") else getattr(core, "set_parameters", None)
     if method is None and known is None:
-        attributes = Attributes(own, names)
+        attributes = Attributes(core, names)
         return attributes.receive, attributes.restore, attributes.check
     for parameter in names:
         if known is not None and parameter not in known:

@@ -163,8 +163,8 @@ class Stepper:
     def state_dict(self) -> State:
         """Return everything that the next steps depend on, as plain data; only between two steps."""
         states = None if self.keeper is None else self.keeper.get_states()
-        own = {"mode": self.mode.name, "num_envs": self.num_envs, "settings": self.settings, "resetting": self.resetting.copy()}
-        return {**own, "states": states}
+        state = {"mode": self.mode.name, "num_envs": self.num_envs, "settings": self.settings, "resetting": self.resetting.copy()}
+        return {**state, "states": states}
 
     def load_state_dict(self, state: State) -> str | None:
         """Restore a state before the first reset. Return None, or the reason why that is impossible; then reset instead."""
@@ -193,8 +193,8 @@ def make_fitting_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool
     if spaces.agents:
         return make_agent_stepper(env, spaces, first, seats)
     stepper = make_stepper(make_vector_env(env, first=first), env if isinstance(env, EnvConfig) else None, spaces.masked)
-    found = single_spaces(stepper.envs)
-    if found._replace(masked=found.masked or spaces.masked) != spaces:
+    env_spaces = single_spaces(stepper.envs)
+    if env_spaces._replace(masked=env_spaces.masked or spaces.masked) != spaces:
         stepper.close()
         raise SettingError(f"the environment's spaces differ from those of the model, {spaces}; load it with its own environment")
     return stepper
@@ -258,8 +258,8 @@ def find_way_to_save(env: EnvSource, sides: Mapping[str, Spaces]) -> tuple[str |
         built.reset(seed=0)
         for spaces in sides.values():
             one_learns = one.takes_turns or spaces.one_learns
-            found = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, one_learns=one_learns, teams=spaces.teams)
-            if one.with_joint(found, spaces.joint) != spaces:
+            env_spaces = one.spaces_of(spaces.agents)._replace(agents=spaces.agents, one_learns=one_learns, teams=spaces.teams)
+            if one.with_joint(env_spaces, spaces.joint) != spaces:
                 raise SettingError(f"the environment's spaces differ from those of the model, {spaces}; load it with its own environment")
     return choose_way(partial(make_env, env, 0), repr(config) if config is not None and isinstance(config.id, str) else None), settings
 
@@ -275,9 +275,9 @@ def make_stepper(envs: VectorEnv, config: EnvConfig | None = None, masked: bool 
     if isinstance(mode, str):
         mode = next((known for known in AutoresetMode if mode.upper() in (known.name, known.value.upper())), mode)
     if not isinstance(mode, AutoresetMode):
-        found = f"its metadata has {'no autoreset_mode' if mode is None else f'autoreset_mode {mode!r}'}"
+        reason = f"its metadata has {'no autoreset_mode' if mode is None else f'autoreset_mode {mode!r}'}"
         fix = "give it one of gymnasium.vector.AutoresetMode, or set env.autoreset"
-        raise SettingError(f"{type(envs.unwrapped).__name__} has no known autoreset mode: {found}; {fix}")
+        raise SettingError(f"{type(envs.unwrapped).__name__} has no known autoreset mode: {reason}; {fix}")
     one = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
     name, settings = type(one.unwrapped).__name__ if config is None else config.name, fingerprint(envs, config)
     return Stepper(envs, mode, make_keeper(envs, config), name, settings, masked)

@@ -137,8 +137,8 @@ class Recording:
 
     def pop(self) -> tuple[list[Tree], list[Tree]]:
         """Return the observations and rewards, and forget them."""
-        found, self.obs, self.rewards = (self.obs, self.rewards), [], []
-        return found
+        taken, self.obs, self.rewards = (self.obs, self.rewards), [], []
+        return taken
 
 
 def _play(
@@ -178,13 +178,13 @@ def _try_wrappers(build: Callable[[], AnyEnv], deadline: float) -> list[Effect]:
         if is_interrupt(error):
             raise
         return known
-    found, names = known, [type(layer).__name__ for layer in layers(env)]
+    names = [type(layer).__name__ for layer in layers(env)]
     for k, name in enumerate(names[:-1]):  # the last one is the environment itself
         pairs = zip(first[k][1], first[k + 1][1], strict=True)
-        changes = not all(np.allclose(own, inner, equal_nan=True) for own, inner in pairs)
+        changes = not all(np.allclose(outer, inner, equal_nan=True) for outer, inner in pairs)
         repeats = _are_equal(first[k], elsewhere[k]) and _are_equal(first[k + 1], again[k + 1])
-        found.append(Effect(name, changes, repeats and not _are_equal(first[k], again[k])))
-    return found
+        known.append(Effect(name, changes, repeats and not _are_equal(first[k], again[k])))
+    return known
 
 
 def _are_equal(a: tuple[list[Tree], list[Tree]], b: tuple[list[Tree], list[Tree]]) -> bool:

@@ -137,9 +137,9 @@ class AgentsEnv(gym.Env):
         `behavior`: the behavior of these agents, for messages; empty in a run with one policy.
         """
         with self.contract.naming():
-            found = {agent: as_spaces(self.env.observation_space(agent), self.env.action_space(agent)) for agent in agents}
-        spaces = found[agents[0]]
-        for agent, agent_spaces in found.items():
+            by_agent = {agent: as_spaces(self.env.observation_space(agent), self.env.action_space(agent)) for agent in agents}
+        spaces = by_agent[agents[0]]
+        for agent, agent_spaces in by_agent.items():
             if agent_spaces != spaces:
                 pair = f"the spaces of {agents[0]} and {agent} differ; one policy needs equal spaces"
                 if behavior:
@@ -221,10 +221,10 @@ class AgentsEnv(gym.Env):
             if joint == "state":
                 return np.asarray(self._find_state(), dtype=np.float32).ravel()
             last = self.last if over else {}
-            there = [agent in last or agent in self.present for agent in self.agents]
-            seen = [last[a] if a in last else self.look(a)[0] if is_there else None for a, is_there in zip(self.agents, there, strict=True)]
+            present = [agent in last or agent in self.present for agent in self.agents]
+            seen = [last[a] if a in last else self.look(a)[0] if a in self.present else None for a in self.agents]
             parts = [self._flatten(agent, obs) for agent, obs in zip(self.agents, seen, strict=True)]
-        return np.concatenate([*parts, np.array(there, dtype=np.float32)])
+        return np.concatenate([*parts, np.array(present, dtype=np.float32)])
 
     def _find_state(self) -> object:
         """Return the environment's state; raise `SettingError` if it has none."""
@@ -305,15 +305,15 @@ class ParallelAgents(AgentsEnv):
         self.present = self.to_move = [agent for agent in self.env.agents if agent not in over]
         self.obs = {agent: obs[agent] for agent in self.present}
 
-    def _read(self, method: str, found: T, names: Sequence[str]) -> T:
+    def _read(self, method: str, result: T, names: Sequence[str]) -> T:
         """Return what a method returned; raise `SettingError` unless it is a tuple of mappings of these names."""
-        if not isinstance(found, tuple | list) or len(found) != len(names):
-            what = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+        if not isinstance(result, tuple | list) or len(result) != len(names):
+            what = f"{len(result)} values" if isinstance(result, tuple | list) else f"a {type(result).__name__}"
             raise SettingError(f"{self.contract.who}: {method} returned {what}, but must return {len(names)}: {', '.join(names)}")
-        for name, values in zip(names, found, strict=True):
+        for name, values in zip(names, result, strict=True):
             if not isinstance(values, Mapping):
                 raise SettingError(f"{self.contract.who}: {method} returned {name} as {type(values).__name__} instead of a dict by agent")
-        return found
+        return result
 
     def _check_complete(self, method: str, what: str, values: Mapping[str, object], agents: Sequence[str]) -> None:
         """Raise `SettingError` if a method left out an agent."""
@@ -351,11 +351,11 @@ class TurnAgents(AgentsEnv):
         env.step(actions[env.agent_selection])
         self._check_ends(env.agents, env.terminations, env.truncations)
         ended = self._find_ended()
-        there = [agent for agent in env.agents if agent in before or agent not in ended]  # others ended earlier
-        self.rewards = {agent: env.rewards.get(agent, 0.0) for agent in there}  # of this step alone, unlike `last()`
-        self.terminated = {agent for agent in there if env.terminations[agent]}
-        self.truncated = {agent for agent in there if env.truncations[agent]} - self.terminated
-        over = [agent for agent in there if agent in ended]
+        agents = [agent for agent in env.agents if agent in before or agent not in ended]  # others ended earlier
+        self.rewards = {agent: env.rewards.get(agent, 0.0) for agent in agents}  # of this step alone, unlike `last()`
+        self.terminated = {agent for agent in agents if env.terminations[agent]}
+        self.truncated = {agent for agent in agents if env.truncations[agent]} - self.terminated
+        over = [agent for agent in agents if agent in ended]
         self.last = {agent: env.observe(agent) for agent in over}
         self.last_info = {agent: dict(env.infos.get(agent, {})) for agent in over}
         while env.agents and env.agent_selection in self._find_ended():
@@ -393,18 +393,18 @@ def find_builder(env_id: str | Callable[..., object]) -> Callable[..., object]:
         return find_scenario(env_id)
     check_module(f"env.id {env_id!r}", env_id)
     try:
-        found = _import(env_id)
+        imported = _import(env_id)
     except ModuleNotFoundError as error:
         raise _missing(env_id, error.name or "") from error
     except Exception as error:  # importing a module may raise anything
         reason = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" …")
         raise SettingError(f"env.id {env_id!r} cannot be imported: {reason}") from error
-    if is_scenario(found):
-        return Scenario(env_id, found)
-    path, builder = env_id, found
-    if isinstance(found, ModuleType):
-        name = "parallel_env" if hasattr(found, "parallel_env") else "env"
-        path, builder = f"{env_id}.{name}", getattr(found, name, None)
+    if is_scenario(imported):
+        return Scenario(env_id, imported)
+    path, builder = env_id, imported
+    if isinstance(imported, ModuleType):
+        name = "parallel_env" if hasattr(imported, "parallel_env") else "env"
+        path, builder = f"{env_id}.{name}", getattr(imported, name, None)
     if not callable(builder):
         if versions := _find_versions(env_id):
             raise SettingError(f"env.id {env_id!r}: this version is not installed; name {' or '.join(versions)}")
@@ -431,16 +431,16 @@ def _find_versions(env_id: str) -> list[str]:
 def _missing(env_id: str, module: str) -> SettingError:
     """Return the error for a missing module: a part of the path, or a package that the environment needs."""
     parent, _, name = module.rpartition(".")
-    found = sys.modules.get(parent)
-    package = module if found else module.partition(".")[0]
+    imported = sys.modules.get(parent)
+    package = module if imported else module.partition(".")[0]
     if package in EXTRA_PACKAGES:
         return missing_extra(EXTRA_PACKAGES[package], "pettingzoo", env_id)
     if not f"{env_id}.".startswith(f"{module}."):
         return SettingError(f"{env_id} needs the package {module}, which is not installed")
-    if not parent or hasattr(found, name):
+    if not parent or hasattr(imported, name):
         return SettingError(f"env.id {env_id!r}: there is no module {module!r}")
-    classes = [name for name in dir(found) if isinstance(getattr(found, name), type)]
-    builders = {*dir(found), *(submodule.name for submodule in iter_modules(getattr(found, "__path__", ())))}.difference(classes)
+    classes = [name for name in dir(imported) if isinstance(getattr(imported, name), type)]
+    builders = {*dir(imported), *(submodule.name for submodule in iter_modules(getattr(imported, "__path__", ())))}.difference(classes)
     return SettingError(f"env.id {env_id!r}: there is no {name!r} in {parent}{closest(name, builders) or closest(name, classes)}")
 
 

@@ -78,9 +78,9 @@ class SerialWorld(World):
             side.start[rows] |= ~(was_present & present)
             for row in rows[was_present & ~present].tolist():
                 write(side, row, None, True)
-            for copy, own in zip(seen, rows.tolist(), strict=True):
+            for copy, copy_rows in zip(seen, rows.tolist(), strict=True):
                 joint = copy.look_jointly(side.spaces.joint) if side.spaces.joint else ()
-                for agent, row in zip(side.agents, own, strict=True):
+                for agent, row in zip(side.agents, copy_rows, strict=True):
                     if agent in copy.last:  # if it is present, it has come back in the same step
                         side.moved[row], side.start[row] = False, True
                     if agent in copy.obs:
@@ -94,15 +94,15 @@ class SerialWorld(World):
         return ({OWN: obs, JOINT: joint} if side.spaces.joint else obs), mask
 
     def observe_last(self, name: str, rows: np.ndarray) -> tuple[Tree, Tree, Mapping[int, Info]]:
-        side, found, infos = self.sides[name], [], {}
+        side, observed, infos = self.sides[name], [], {}
         for row in rows.tolist():
             e, a = divmod(row, len(side.agents))
             copy, agent, parameters = self.copies[e], side.agents[a], self.parameters[e]
             obs, info = (copy.last[agent], copy.last_info[agent]) if agent in copy.last else copy.look(agent)
             joint = copy.look_jointly(side.spaces.joint, over=True) if side.spaces.joint else ()
-            found.append(self._read(name, row, obs, info, joint, over=True))
+            observed.append(self._read(name, row, obs, info, joint, over=True))
             infos[row] = info if parameters is None else parameters.extend_info(info)
-        obs, masks = zip(*found, strict=True)
+        obs, masks = zip(*observed, strict=True)
         return tree_stack(obs), np.stack(masks) if len(side.mask) else (), infos
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:

@@ -247,14 +247,14 @@ class SeatStepper(WorldStepper):
     def _set_arrays(self, state: State) -> None:
         """Restore arrays. Raises `KeyError`, `TypeError` or `ValueError`: they do not fit, or it is not the learners' turn."""
         arrays = self._arrays()
-        for name, own in arrays.items():
+        for name, array in arrays.items():
             values = np.asarray(state[name])
-            if values.shape != own.shape or values.dtype != own.dtype:
-                raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {own.shape} of {own.dtype}")
+            if values.shape != array.shape or values.dtype != array.dtype:
+                raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {array.shape} of {array.dtype}")
             if name == "seats" and not np.isin(values, range(len(self.members))).all():
                 raise ValueError(f"seats are 0 to {len(self.members) - 1}")
-        for name, own in arrays.items():
-            own[:] = state[name]
+        for name, array in arrays.items():
+            array[:] = state[name]
         self.learners = self._find_learners()
         if len(self._find_waiting()):
             raise ValueError("between two steps learners are to move")
@@ -287,5 +287,5 @@ def points(returns: np.ndarray, seats: np.ndarray) -> np.ndarray:
 
     So equally good players have ½ on average, whatever their number.  returns: returns of all players, or teams, `[K, A]`.  seats: `[K]`.
     """
-    own = returns[np.arange(len(seats)), seats]
-    return 0.5 + 0.5 * np.sign(own[:, None] - returns).sum(1) / max(1, returns.shape[1] - 1)
+    learner_returns = returns[np.arange(len(seats)), seats]
+    return 0.5 + 0.5 * np.sign(learner_returns[:, None] - returns).sum(1) / max(1, returns.shape[1] - 1)

@@ -44,11 +44,11 @@ class Scenario:
 
     Args:
         env_id: its id in messages.
-        own: the class of a user's own scenario; None for one of VMAS.
+        cls: the class of a user's own scenario; None for one of VMAS.
     """
 
     env_id: str
-    own: type | None = None
+    cls: type | None = None
 
     def __call__(self, render_mode: str | None = None, **kwargs: object) -> "VmasGame":
         """Build one copy; arguments as for `VmasCopies`."""
@@ -64,10 +64,10 @@ def find_scenario(env_id: str) -> Scenario:
     return Scenario(env_id)
 
 
-def is_scenario(found: object) -> TypeGuard[type]:
+def is_scenario(value: object) -> TypeGuard[type]:
     """Return whether something that a path leads to is the class of a scenario; whoever defines one has imported VMAS."""
     base = getattr(sys.modules.get("vmas.simulator.scenario"), "BaseScenario", ())
-    return isinstance(found, type) and issubclass(found, base)
+    return isinstance(value, type) and issubclass(value, base)
 
 
 def _load(env_id: str) -> ModuleType:
@@ -104,7 +104,7 @@ class VmasCopies:
         arguments.pop("render_mode", None)  # training leaves it out
         with self._drawing(), catch_warnings(record=True) as warned:
             simplefilter("always")
-            source = env_id.removeprefix(PREFIX) if scenario.own is None else scenario.own()
+            source = env_id.removeprefix(PREFIX) if scenario.cls is None else scenario.cls()
             self.env = vmas.make_env(source, num_copies, device="cpu", terminated_truncated=True, **arguments)
         for warning in warned:
             if "not used by the scenario" in str(warning.message):
@@ -198,23 +198,23 @@ class VmasCopies:
 
     def get_state(self) -> State:
         """Return all tensors, numbers and references that VMAS holds, and the random state, as plain data."""
-        found: list[Entry] = []
+        values: list[Entry] = []
         first: dict[int, int] = {}
         places = [*holders(self.env)]
         paths = {id(holder): path for path, holder in places}
         for path, holder in places:
             for key, value in entries(holder):
                 if isinstance(value, Tensor) and id(value) in first:
-                    found.append((path, key, first[id(value)], "same"))
+                    values.append((path, key, first[id(value)], "same"))
                 elif isinstance(value, Tensor):
-                    first[id(value)] = len(found)
-                    found.append((path, key, np.array(value.numpy()), "tensor"))
+                    first[id(value)] = len(values)
+                    values.append((path, key, np.array(value.numpy()), "tensor"))
                 elif value is None or type(value) in (bool, int, float):
-                    found.append((path, key, value, "number"))
+                    values.append((path, key, value, "number"))
                 elif paths.get(id(value), child := f"{path}/{key}") != child:  # such as an agent's goal, a landmark
-                    found.append((path, key, paths[id(value)], "reference"))
+                    values.append((path, key, paths[id(value)], "reference"))
         torch_state, numpy_state, python_state = self.draws
-        return {"values": found, "draws": [torch_state.numpy().copy(), numpy_state, python_state]}
+        return {"values": values, "draws": [torch_state.numpy().copy(), numpy_state, python_state]}
 
     def set_state(self, state: State) -> None:
         """Restore a state in copies that were built the same way. Raises `KeyError` or `IndexError`: it does not fit."""
@@ -260,8 +260,8 @@ def entries(holder: object) -> list[tuple[Key, object]]:
     """Return the values of an object, list or dict with their keys."""
     if isinstance(holder, list | tuple):
         return list(enumerate(holder))
-    found = enumerate((holder if isinstance(holder, dict) else vars(holder)).items())
-    return [(key if isinstance(key, str | int) else (place,), value) for place, (key, value) in found]
+    attributes = enumerate((holder if isinstance(holder, dict) else vars(holder)).items())
+    return [(key if isinstance(key, str | int) else (place,), value) for place, (key, value) in attributes]
 
 
 def holders(env: Any) -> Iterator[tuple[str, Any]]:
@@ -272,8 +272,8 @@ def holders(env: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(holder, tuple):
             yield path, holder
         for key, value in entries(holder):
-            own = type(value).__module__.partition(".")[0] in packages and hasattr(value, "__dict__") and not isinstance(value, Enum | type)
-            if (own or isinstance(value, dict | list | tuple)) and id(value) not in seen:
+            is_part = type(value).__module__.partition(".")[0] in packages and not isinstance(value, Enum | type)
+            if (isinstance(value, dict | list | tuple) or (is_part and hasattr(value, "__dict__"))) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.append((f"{path}/{key}", value))
 
@@ -381,12 +381,12 @@ class VmasWorld(World):
 
     def _observe(self, name: str) -> Tree:
         """Return the newest observations of a side's agents, `[E, A, ...]`, with those of all agents if their critics read them."""
-        own = tree_stack([self.seen[n] for n in self.numbers[name]], 1)
+        side_obs = tree_stack([self.seen[n] for n in self.numbers[name]], 1)
         if not self.sides[name].spaces.joint:
-            return own
+            return side_obs
         parts = [leaf.reshape(self.num_copies, -1) for obs in self.seen for leaf in tree_leaves(obs)]
         joint = np.concatenate([*parts, np.ones((self.num_copies, len(self.seen)), dtype=np.float32)], 1)
-        return {OWN: own, JOINT: np.repeat(joint[:, None], len(self.numbers[name]), 1)}
+        return {OWN: side_obs, JOINT: np.repeat(joint[:, None], len(self.numbers[name]), 1)}
 
     def _are_alike(self, state: State) -> bool:
         return isinstance(state.get("states", ()), dict | type(None)) and "game" not in state

@@ -153,12 +153,12 @@ def gather_success(infos: Mapping[int, Info], num: int) -> Info:
 
 def gather_parameters(infos: Mapping[int, Info], num: int) -> Info:
     """Return the parameters and lessons of rows whose episodes ended, by name as arrays `[num]`; an empty dict if there are none."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    parameters: dict[str, dict[str, np.ndarray]] = {}
     for key, kind in ((PARAMETERS, np.float64), (LESSONS, np.int64)):
         for row, info in infos.items():
             for name, value in info.get(key, {}).items():
-                found.setdefault(key, {}).setdefault(name, np.zeros(num, kind))[row] = value
-    return found
+                parameters.setdefault(key, {}).setdefault(name, np.zeros(num, kind))[row] = value
+    return parameters
 
 
 @dataclass(eq=False)

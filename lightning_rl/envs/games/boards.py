@@ -75,8 +75,8 @@ class Board(Game):
             k = int(((placed == 0) | self.over[copies]).argmax())
             raise ValueError(f"{self.name}: action {actions[k]} is illegal")
         rows = np.arange(len(copies))
-        own = self.stones[copies, mover] = stones[rows, mover] | placed
-        won = self.wins(own)
+        mover_stones = self.stones[copies, mover] = stones[rows, mover] | placed
+        won = self.wins(mover_stones)
         rewards = np.zeros((len(copies), 2))
         rewards[rows, mover] += won
         rewards[rows, 1 - mover] -= won

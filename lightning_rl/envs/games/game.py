@@ -104,9 +104,9 @@ class Game:
     def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the states of all copies from arrays. Raises `KeyError` or `ValueError`: they do not fit, or no moves lead to them."""
         for name in self.arrays:
-            values, own = np.asarray(arrays[name]), getattr(self, name)
-            if values.shape != own.shape or values.dtype != own.dtype:
-                raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {own.shape} of {own.dtype}")
+            values, current = np.asarray(arrays[name]), getattr(self, name)
+            if values.shape != current.shape or values.dtype != current.dtype:
+                raise ValueError(f"{name} has shape {values.shape} of {values.dtype}, not {current.shape} of {current.dtype}")
         if not np.isin(arrays["mover"], range(len(self.agents))).all():
             raise ValueError("mover is not the index of a player")
         for name in self.arrays:

@@ -126,9 +126,9 @@ class Walkers(Group):
             if abs(self.place[i]) > 1 - 1e-9:
                 finals[agent] = self.PAID * self.place[i] * self.goal[i]
         last = len(finals) == len(self.agents)
-        paid = {agent: final if last else min(-self.COST, final) for agent, final in finals.items()}
+        rewards = {agent: final if last else min(-self.COST, final) for agent, final in finals.items()}
         infos = {agent: {"is_success": finals[agent] > 0} if agent in finals else {} for agent in self.agents}
-        return {agent: paid.get(agent, -self.COST) for agent in self.agents}, {agent: agent in finals for agent in self.agents}, infos
+        return {agent: rewards.get(agent, -self.COST) for agent in self.agents}, {agent: agent in finals for agent in self.agents}, infos
 
     def observe(self, agents: list[str]) -> Observations:
         places = [self.possible_agents.index(agent) for agent in agents]

@@ -62,23 +62,23 @@ class GameTree:
         num, actions = len(states["over"]), self.game.num_actions
         if num > MAX_STATES:
             raise ValueError(f"{self.game.name} has too many states to enumerate them")
-        here = self._set_up(states)
-        obs = here.observe(here.all, here.mover)
-        mask = here.masks(here.all, here.mover) if self.game.masked else np.ones((num, actions), dtype=bool)
-        seen = np.concatenate((here.mover[:, None], obs.reshape(num, -1)), 1)
+        before = self._set_up(states)
+        obs = before.observe(before.all, before.mover)
+        mask = before.masks(before.all, before.mover) if self.game.masked else np.ones((num, actions), dtype=bool)
+        seen = np.concatenate((before.mover[:, None], obs.reshape(num, -1)), 1)
         information_set = np.unique(seen, axis=0, return_inverse=True)[1].ravel()
         state, action = np.nonzero(mask)
-        there = self._set_up({name: values[state] for name, values in states.items()})
+        after = self._set_up({name: values[state] for name, values in states.items()})
         reward = np.zeros((num, actions, 2))
-        reward[state, action] = there.step(there.all, action)
-        goes_on = np.flatnonzero(~there.over)
-        reached = {name: getattr(there, name)[goes_on] for name in self.game.arrays}
+        reward[state, action] = after.step(after.all, action)
+        goes_on = np.flatnonzero(~after.over)
+        reached = {name: getattr(after, name)[goes_on] for name in self.game.arrays}
         numbers = np.concatenate([values.reshape(len(goes_on), prod(values.shape[1:])) for values in reached.values()], 1)
         _, first, which = np.unique(numbers, axis=0, return_index=True, return_inverse=True)
         child, ends = np.full((num, actions), -1), np.zeros((num, actions), dtype=bool)
         child[state[goes_on], action[goes_on]] = which.ravel()
-        ends[state, action] = there.over
-        self.levels.append(Level(here.mover, obs, mask, information_set, child, reward, ends))
+        ends[state, action] = after.over
+        self.levels.append(Level(before.mover, obs, mask, information_set, child, reward, ends))
         return {name: values[first] for name, values in reached.items()}
 
     def _set_up(self, states: dict[str, np.ndarray]) -> Game:
@@ -137,13 +137,13 @@ class GameTree:
 
     def optimal_moves(self) -> list[np.ndarray]:
         """Return the moves `[n, M]` of each level with the best result against perfect play, for a game without hidden information."""
-        later, found = np.zeros((1, 2)), []
+        later, best = np.zeros((1, 2)), []
         for level in reversed(self.levels):
             value = level.reward + self._next(level, later)
-            own = np.where(level.mask, value[np.arange(len(value)), :, level.mover], -np.inf)
-            found.append(own == own.max(1, keepdims=True))
-            later = value[np.arange(len(value)), own.argmax(1)]
-        return found[::-1]
+            mover_value = np.where(level.mask, value[np.arange(len(value)), :, level.mover], -np.inf)
+            best.append(mover_value == mover_value.max(1, keepdims=True))
+            later = value[np.arange(len(value)), mover_value.argmax(1)]
+        return best[::-1]
 
     def _next(self, level: Level, later: np.ndarray) -> np.ndarray:
         """Return for each action the value or values of the state it leads to; 0 if there is none."""

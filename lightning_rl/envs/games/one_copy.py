@@ -139,8 +139,8 @@ class TurnGame(OneCopy):
         if self.terminations[mover]:
             self._leave(mover, action)
             return
-        paid = self.game.step(self.only, np.array([action]))[0]
-        self.rewards = dict(zip(self.possible_agents, paid.tolist(), strict=True))
+        rewards = self.game.step(self.only, np.array([action]))[0]
+        self.rewards = dict(zip(self.possible_agents, rewards.tolist(), strict=True))
         self._cumulative_rewards[mover] = 0.0
         for agent, reward in self.rewards.items():
             self._cumulative_rewards[agent] += reward

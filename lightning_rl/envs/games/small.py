@@ -30,8 +30,8 @@ class RockPaperScissors(Game):
 
     def _play(self, copies: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         self.moves[copies] = actions
-        paid = self.payoff[actions[:, 0], actions[:, 1]]
-        return np.stack((paid, self.payoff[actions[:, 1], actions[:, 0]]), 1), np.ones(len(copies), dtype=bool)
+        reward = self.payoff[actions[:, 0], actions[:, 1]]
+        return np.stack((reward, self.payoff[actions[:, 1], actions[:, 0]]), 1), np.ones(len(copies), dtype=bool)
 
     def observe(self, copies: np.ndarray, agents: np.ndarray) -> np.ndarray:
         return np.ones((len(copies), 1), dtype=np.float32)
@@ -86,8 +86,8 @@ class KuhnPoker(Game):
         folded = over & (last == 0) & (before == 1)
         first_wins = np.where(folded, mover == 1, self.cards[copies, 0] > self.cards[copies, 1])
         stake = np.where(over, np.where(bet & ~folded, 2.0, 1.0), 0.0)
-        paid = np.where(first_wins, stake, -stake) * over
-        return np.stack((paid, 0 - paid), 1), over
+        reward = np.where(first_wins, stake, -stake) * over
+        return np.stack((reward, 0 - reward), 1), over
 
     def observe(self, copies: np.ndarray, agents: np.ndarray) -> np.ndarray:
         card = self.cards[copies, agents][:, None] == np.arange(3)

@@ -72,7 +72,7 @@ def read_all(things: Iterable[object], only_generators: bool = False, strict: bo
 
 def objects_in(things: Iterable[object]) -> list[tuple[dict[str, object], dict[str, object]]]:
     """Return the attributes of each object, and of those in its attributes, with a copy of them that holds the same values."""
-    found, seen, waiting = [], {}, list(things)
+    attributes, seen, waiting = [], {}, list(things)
     first = {id(thing) for thing in waiting}
     while waiting:
         value = waiting.pop()
@@ -84,23 +84,23 @@ def objects_in(things: Iterable[object]) -> list[tuple[dict[str, object], dict[s
         elif isinstance(value, list | tuple):
             waiting += value
         elif hasattr(value, "__dict__") and (id(value) in first or is_plain_object(value)):
-            found.append((vars(value), dict(vars(value))))
+            attributes.append((vars(value), dict(vars(value))))
             waiting += vars(value).values()
-    return found
+    return attributes
 
 
 def attributes_of(thing: object) -> dict[str, object]:
     """Return an object's attributes, and the spaces of its class, whose generators all instances share."""
     spaces = {name: getattr(type(thing), name, None) for name in ("observation_space", "action_space")}
     slots = {name: getattr(thing, name) for name in _slots(type(thing)) if hasattr(thing, name) and is_state(thing, name)}
-    own = {name: value for name, value in getattr(thing, "__dict__", {}).items() if is_state(thing, name)}
-    return {name: space for name, space in spaces.items() if is_space(space)} | slots | own
+    attributes = {name: value for name, value in getattr(thing, "__dict__", {}).items() if is_state(thing, name)}
+    return {name: space for name, space in spaces.items() if is_space(space)} | slots | attributes
 
 
 def _slots(cls: type) -> list[str]:
     """Return the names in the `__slots__` of a class and its bases, as they are accessed from outside (with name mangling)."""
-    found = [(base.__name__.lstrip("_"), vars(base).get("__slots__", ())) for base in cls.__mro__]
-    names = [(owner, name) for owner, slots in found for name in ([slots] if isinstance(slots, str) else slots)]
+    declared = [(base.__name__.lstrip("_"), vars(base).get("__slots__", ())) for base in cls.__mro__]
+    names = [(owner, name) for owner, slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
     return [f"_{owner}{name}" if name.startswith("__") and not name.endswith("__") else name for owner, name in names]
 
 
@@ -196,7 +196,7 @@ class Encoder:
         """Forget the values that were numbered since there were `known`."""
         while len(self.seen) > known:
             self.seen.popitem()
-        self.memory = {owner: [entry for entry in found if entry[2] < known] for owner, found in self.memory.items()}
+        self.memory = {owner: [entry for entry in entries if entry[2] < known] for owner, entries in self.memory.items()}
 
     def _code(self, value: object) -> Plain:
         """Convert code to its name and, for a method, the number of its object."""

@@ -86,8 +86,8 @@ class Recorder(gym.Wrapper):
         version = episode.get("version")
         decode = Decoder(version).decode
         if episode["worn"]:
-            seen, own = self.env.reset(seed=0), getattr(self.env.unwrapped, "random_actions", None)
-            self.env.step(self._legal_action(state["actions"], decode, *seen) if own is None else own(0))
+            seen, random_actions = self.env.reset(seed=0), getattr(self.env.unwrapped, "random_actions", None)
+            self.env.step(self._legal_action(state["actions"], decode, *seen) if random_actions is None else random_actions(0))
             self.stepped = True
         write_all(layers(self.env), episode["before"], version, lenient=True)
         self.reset(seed=episode["seed"], options=decode(episode["options"]))
@@ -138,9 +138,9 @@ def get_state(env: AnyEnv, way: str) -> State:
     try:
         if way == "attributes":
             return {"version": VERSION, "way": way, "layers": read_all(layers(env), strict=True)}
-        wrappers, own = read_all([*layers(env)][:-1], strict=True), env.unwrapped
-        generators = read_all([own], only_generators=True)
-        state = Encoder().encode(own.get_state())  # type: ignore[union-attr]
+        wrappers, core = read_all([*layers(env)][:-1], strict=True), env.unwrapped
+        generators = read_all([core], only_generators=True)
+        state = Encoder().encode(core.get_state())  # type: ignore[union-attr]
         return {"version": VERSION, "way": way, "layers": wrappers, "generators": generators, "own": state}
     except BaseException as error:  # user code may raise anything
         if is_interrupt(error):
@@ -190,10 +190,10 @@ def _restore(env: AnyEnv, state: State) -> bool:
     env.reset(seed=0)  # objects created at the first reset must exist to be written into
     parts, version = [*layers(env)], state.get("version")
     if state["way"] == "own":
-        own: Any = env.unwrapped
-        own.set_state(Decoder(version).decode(state["own"]))
+        core: Any = env.unwrapped
+        core.set_state(Decoder(version).decode(state["own"]))
         if version is not None:
-            write_all([own], state["generators"], version)
+            write_all([core], state["generators"], version)
             parts = parts[:-1]
     write_all(parts, state["layers"], version, whole=version is not None)
     return True
@@ -217,21 +217,21 @@ def run_apart(trial: Callable[[float], T]) -> T | None:
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return _run_silently(trial, deadline)
     context = multiprocessing.get_context("fork")  # works with any function
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(trial, deadline, theirs), daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(trial, deadline, sender), daemon=True)
     try:
         process.start()
     except OSError:  # no memory for another process
-        ours.close()
-        theirs.close()
+        receiver.close()
+        sender.close()
         return None
-    theirs.close()
+    sender.close()
     try:
-        return ours.recv() if ours.poll(MAX_TRIAL_SECONDS) else None
+        return receiver.recv() if receiver.poll(MAX_TRIAL_SECONDS) else None
     except (EOFError, OSError):
         return None
     finally:
-        ours.close()
+        receiver.close()
         process.kill()
         process.join()
         process.close()

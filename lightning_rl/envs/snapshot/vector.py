@@ -29,26 +29,26 @@ PENDING_RESETS = "_autoreset_envs"
 def fingerprint(envs: AnyEnv, config: EnvConfig | None = None) -> str:
     """Hash the settings, or without settings what can be found out about environments built by Python code."""
     if config is None:
-        found: object = [[describe(layer) for layer in layers(env)] for env in (envs.envs if isinstance(envs, SyncVectorEnv) else [envs])]
+        facts: object = [[describe(layer) for layer in layers(env)] for env in (envs.envs if isinstance(envs, SyncVectorEnv) else [envs])]
     else:
         settings = {field.name: getattr(resolve_vectorization(config), field.name) for field in fields(config)} | {
             "id": config.path or config.name
         }
         kwargs = _drop({"render_mode"}, config.kwargs)
-        found = normalize(_drop(IGNORED_SETTINGS, settings | {"kwargs": kwargs}))
-    return hashlib.sha256(repr(found).encode()).hexdigest()
+        facts = normalize(_drop(IGNORED_SETTINGS, settings | {"kwargs": kwargs}))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def describe(layer: object) -> list[object]:
     """Return the class of an environment or wrapper, the arguments that gymnasium records, and attributes named like an argument."""
-    own = getattr(layer, "__dict__", {})
-    spec = own.get("spec") if layer is getattr(layer, "unwrapped", None) else None
+    attributes = getattr(layer, "__dict__", {})
+    spec = attributes.get("spec") if layer is getattr(layer, "unwrapped", None) else None
     try:
         parameters: Collection[str] = inspect.signature(type(layer).__init__).parameters
     except (TypeError, ValueError):
         parameters = ()
-    named = {name: own[name] for name in parameters if name in own}
-    arguments = (own.get(CONSTRUCTOR_ARGUMENTS), getattr(spec, "kwargs", None), named)
+    named = {name: attributes[name] for name in parameters if name in attributes}
+    arguments = (attributes.get(CONSTRUCTOR_ARGUMENTS), getattr(spec, "kwargs", None), named)
     return [type(layer).__qualname__, getattr(spec, "id", None), *(normalize(_drop(IGNORED_ARGUMENTS, argument)) for argument in arguments)]
 
 
