@@ -120,14 +120,14 @@ class ScheduledSGD(ScheduledOptimizer, torch.optim.SGD):
             self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def split_vectors(stored: State, own: Optimizer) -> State:
+def split_vectors(stored: State, optimizer: Optimizer) -> State:
     """Return an optimizer's state with one state for each parameter.
 
     Version 0.1.0 kept one vector `[P]` for all parameters of an optimizer's first group. Any other state is returned as it is.
     """
     try:
         (first, *others), states = stored["param_groups"], stored["state"]
-        group, parameters = own.param_groups[0], own.param_groups[0]["params"]
+        group, parameters = optimizer.param_groups[0], optimizer.param_groups[0]["params"]
         vectors = {name: value for name, value in states.get(0, {}).items() if name != "step"}
         total = sum(parameter.numel() for parameter in parameters)
         if first["params"] != [0] or not all(isinstance(value, Tensor) and value.shape == (total,) for value in vectors.values()):
@@ -150,10 +150,10 @@ def split_vectors(stored: State, own: Optimizer) -> State:
 def __getattr__(name: str) -> type[ScheduledOptimizer]:
     """Return an optimizer by its name in version 0.1.0, such as `FlatAdam`, with one line that gives today's."""
     today = name.replace("Flat", "Scheduled", 1)
-    if not name.startswith("Flat") or not isinstance(found := globals().get(today), type):
+    if not name.startswith("Flat") or not isinstance(cls := globals().get(today), type):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"{name} is now {today}; import that from {__name__}", FutureWarning, stacklevel=2)
-    return found
+    return cls
 
 
 def parameters_to_hold(module: nn.Module | Iterable[Tensor]) -> list[Tensor]:
@@ -206,12 +206,12 @@ def set_known_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor | N
     Return the vector whose parts they are; None if they are not set.
     """
     known: Any = loss.grad_fn
-    own: tuple[Tensor, ...] = known.parameters
-    waits = any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in own)
-    if waits or loss._backward_hooks or loss.retains_grad or not {*map(id, own)} <= {*map(id, parameters)}:
+    targets: tuple[Tensor, ...] = known.parameters
+    waits = any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in targets)
+    if waits or loss._backward_hooks or loss.retains_grad or not {*map(id, targets)} <= {*map(id, parameters)}:
         return None
     vector: Tensor = known.gradient
-    for parameter, gradient in zip(own, split_like(vector, own), strict=True):
+    for parameter, gradient in zip(targets, split_like(vector, targets), strict=True):
         parameter.grad = gradient
     return vector
 
@@ -311,8 +311,8 @@ def step_if_finite(optimizer: Optimizer, number: Tensor) -> Tensor:
 
 def parameters_in(optimizers: Iterable[Optimizer], module: nn.Module) -> list[Tensor]:
     """Return the parameters of a module that optimizers update."""
-    own = {id(parameter) for parameter in module.parameters()}
-    return [parameter for optimizer in optimizers for parameter in parameters_of(optimizer) if id(parameter) in own]
+    ids = {id(parameter) for parameter in module.parameters()}
+    return [parameter for optimizer in optimizers for parameter in parameters_of(optimizer) if id(parameter) in ids]
 
 
 def check_optimizers(
@@ -323,8 +323,8 @@ def check_optimizers(
     Raises `SettingError`: there are fewer optimizers than needed, one needs a closure, or a scheduler needs a metric.
     """
     if len(optimizers) < needed:
-        found = f"{name} needs {needed} optimizers, got {len(optimizers)}"
-        raise SettingError(f"{found}: override configure_optimizers in a subclass, or leave it out")
+        problem = f"{name} needs {needed} optimizers, got {len(optimizers)}"
+        raise SettingError(f"{problem}: override configure_optimizers in a subclass, or leave it out")
     for optimizer in optimizers:
         closure = signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
@@ -340,8 +340,8 @@ def check_optimizers(
     rate = first_rate(optimizers)
     if rate in (None, learning_rate) or isinstance(optimizers[0], ScheduledOptimizer):
         return None
-    own = f"{type(optimizers[0]).__name__} of configure_optimizers has its own, {rate:g}"
-    return f"learning_rate {learning_rate} is not used: {own}; ScheduledAdam follows it"
+    reason = f"{type(optimizers[0]).__name__} of configure_optimizers has its own, {rate:g}"
+    return f"learning_rate {learning_rate} is not used: {reason}; ScheduledAdam follows it"
 
 
 def describe_unlearned(module: nn.Module, optimizers: Iterable[Optimizer], others: Iterable[str]) -> str | None:

@@ -62,9 +62,9 @@ class Child:
         self, context: DefaultContext | SpawnContext, target: Callable[..., None], arguments: tuple, name: str, daemon: bool = False
     ) -> None:
         try:
-            self.pipe, theirs = context.Pipe()
-            with closing(theirs):
-                arguments = (target, arguments, theirs, self.pipe)
+            self.pipe, child_pipe = context.Pipe()
+            with closing(child_pipe):
+                arguments = (target, arguments, child_pipe, self.pipe)
                 self.process: BaseProcess = context.Process(target=_run, args=arguments, name=name, daemon=daemon)
                 with clear_mpi_env_vars():
                     self.process.start()

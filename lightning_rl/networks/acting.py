@@ -58,8 +58,8 @@ def check_float32(*networks: nn.Module | ActingPolicy) -> None:
     for network in networks:
         for parameter in network.parameters():
             if parameter.is_floating_point() and parameter.dtype != torch.float32:
-                found = f"{type(network).__name__} has parameters of {parameter.dtype}"
-                raise SettingError(f"{found}: networks act and learn in torch.float32; leave out .double() or .half(), or call .float()")
+                problem = f"{type(network).__name__} has parameters of {parameter.dtype}"
+                raise SettingError(f"{problem}: networks act and learn in torch.float32; leave out .double() or .half(), or call .float()")
 
 
 class ActingNetwork(ActingPolicy, Protocol):
@@ -361,8 +361,8 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
             return False
     all_parts = *parts, perceptron.layers, *modules
     for part in all_parts:
-        own = vars(part)
-        if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or not REPLACEABLE.isdisjoint(own):
+        attributes = vars(part)
+        if attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks") or not REPLACEABLE.isdisjoint(attributes):
             return False
     for kind in set(map(type, all_parts)):
         for name, method in METHODS.get(kind) or packaged_methods(kind):
@@ -408,24 +408,24 @@ def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lamb
     Of the root itself, which may be a run, only hooks and replaced methods are read. A part that is used twice is its first name.
     `with_attributes`: the classes of parts whose plain attributes are read.
     """
-    found: dict[str, object] = {}
+    structure: dict[str, object] = {}
     names: dict[int, str] = {}
     for name, part in root.named_modules(remove_duplicate=False):
         if (first := names.setdefault(id(part), name)) != name:
-            found[name] = f"the same as {first}"
+            structure[name] = f"the same as {first}"
             continue
-        own, dot = vars(part), "." if name else ""
+        attributes, dot = vars(part), "." if name else ""
         if name:
-            found[name] = type(part)
-            found |= {f"{name}.{key}": "parameter" for key, _ in part.named_parameters(recurse=False)}
-        for key in own.keys() - OF_TORCH - OF_RUNS:
-            value = own[key]
+            structure[name] = type(part)
+            structure |= {f"{name}.{key}": "parameter" for key, _ in part.named_parameters(recurse=False)}
+        for key in attributes.keys() - OF_TORCH - OF_RUNS:
+            value = attributes[key]
             is_replaced = isinstance(value, FUNCTIONS) and getattr(value, "__func__", value) is not getattr(type(part), key, None)
             if is_replaced or (name and with_attributes(type(part)) and is_plain(value)):  # Lightning puts its methods back as attributes
-                found[f"{name}{dot}{key}"] = value
+                structure[f"{name}{dot}{key}"] = value
         if hooks := tuple(hooks_of([part])):
-            found[f"hooks of {name or 'the algorithm'}"] = hooks
-    return found
+            structure[f"hooks of {name or 'the algorithm'}"] = hooks
+    return structure
 
 
 def hooks_of(parts: Iterable[nn.Module]) -> list[object]:
@@ -441,12 +441,12 @@ def has_global_hooks() -> bool:
 
 def changes_everywhere(parts: Iterable[nn.Module]) -> dict[str, str]:
     """Return a text for each change that acts in all of this process: hooks of all modules, and methods replaced in classes of parts."""
-    found = {"hooks of all modules": "hooks of all modules"} if has_global_hooks() else {}
+    changes = {"hooks of all modules": "hooks of all modules"} if has_global_hooks() else {}
     for cls in {cls for kind in set(map(type, parts)) for cls in kind.__mro__}:
         for name in REPLACEABLE & vars(cls).keys() if cls.__module__.partition(".")[0] in PACKAGES else ():
             if is_replaced(vars(cls)[name]):
-                found[f"{cls.__name__}.{name}"] = f"{cls.__name__}.{name} (replaced)"
-    return found
+                changes[f"{cls.__name__}.{name}"] = f"{cls.__name__}.{name} (replaced)"
+    return changes
 
 
 def is_plain(value: object) -> bool:
@@ -458,16 +458,16 @@ def is_plain(value: object) -> bool:
 
 def changes_of(before: Structure, now: Structure) -> dict[str, str]:
     """Return a text for each difference of two structures by its place; a part of another class stands for all that is in it."""
-    found: dict[str, str] = {}
+    changes: dict[str, str] = {}
     for place in [*now, *(place for place in before if place not in now)]:
         old, new = before.get(place, ABSENT), now.get(place, ABSENT)
         part = place.removeprefix("hooks of ")
-        if new is old or new == old or any(f"{part}.".startswith(f"{other}.") for other in found):
+        if new is old or new == old or any(f"{part}.".startswith(f"{other}.") for other in changes):
             continue
         ways = {"replaced": isinstance(new, FUNCTIONS), "added": old is ABSENT, "removed": new is ABSENT}
         way = next((way for way, holds in ways.items() if holds), f"{show(new)} for {show(old)}")
-        found[place] = place if place.startswith("hooks of ") else f"{place} ({way})"
-    return found
+        changes[place] = place if place.startswith("hooks of ") else f"{place} ({way})"
+    return changes
 
 
 def show(value: object) -> str:

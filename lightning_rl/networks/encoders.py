@@ -296,11 +296,11 @@ def make_encoder(
         obs = allocate(space)
         passes = isinstance(obs, np.ndarray) and obs.ndim == 1 and obs.dtype == np.float32 and not (entities or hidden)
         return (FloatVector if passes else TreeEncoder)(space, encoder, features, entities, goals, hidden)
-    own = find_encoder(encoder) if isinstance(encoder, str) else encoder
+    cls = find_encoder(encoder) if isinstance(encoder, str) else encoder
     for name, given in {"entities": entities, "goals": goals, "critic_obs": hidden}.items():
         if given:
-            raise SettingError(f"encoder {own.__name__} is your own and reads all observations: leave out {name}")
-    return OwnEncoder(own, space, features)
+            raise SettingError(f"encoder {cls.__name__} is your own and reads all observations: leave out {name}")
+    return OwnEncoder(cls, space, features)
 
 
 class OwnEncoder(nn.Module):
@@ -328,8 +328,8 @@ class OwnEncoder(nn.Module):
                 f"encoder {kind.__name__} cannot be built with (space, {features}) and read observations: {reason}"
             ) from error
         if not (isinstance(encoded, Tensor) and encoded.dim() == 2 and len(encoded) == 2):
-            found = list(encoded.shape) if isinstance(encoded, Tensor) else type(encoded).__name__
-            raise SettingError(f"encoder {kind.__name__} must turn observations [B, ...] into features [B, F]; for two it returned {found}")
+            shape = list(encoded.shape) if isinstance(encoded, Tensor) else type(encoded).__name__
+            raise SettingError(f"encoder {kind.__name__} must turn observations [B, ...] into features [B, F]; for two it returned {shape}")
         self.num_features = encoded.shape[1]
         self.goal = slice(self.num_features, self.num_features)
 

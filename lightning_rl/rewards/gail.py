@@ -89,11 +89,11 @@ class GAIL(LearnedSignal):
         rows = torch.randint(len(self.shown.terminated), (len(weight),), generator=self.generator)
         shown = tree_map(lambda leaf: leaf[rows].to(device), self.shown)
         self.normalizer.update(shown.obs)
-        own, expert = self.inputs(experience), self.inputs(shown)
-        (judged, code), (judged_expert, expert_code) = self.discriminate(own), self.discriminate(expert)
+        policy, expert = self.inputs(experience), self.inputs(shown)
+        (judged, code), (judged_expert, expert_code) = self.discriminate(policy), self.discriminate(expert)
         loss = mean(discriminator_loss(judged_expert, judged), weight)
         between = torch.rand(len(weight), generator=self.generator).to(device)
-        penalty = mean(gradient_penalty(lambda inputs: self.discriminate(inputs)[0], own, expert, between), weight)
+        penalty = mean(gradient_penalty(lambda inputs: self.discriminate(inputs)[0], policy, expert, between), weight)
         metrics = {"loss": loss, "grad_mag_loss": penalty}
         metrics |= {"policy_estimate": mean(judged, weight), "expert_estimate": mean(judged_expert, weight)}
         total = loss + PENALTY * penalty
@@ -159,15 +159,15 @@ class Bottleneck(nn.Module):
         return beta * excess, beta
 
 
-def discriminator_loss(expert: Tensor, own: Tensor) -> Tensor:
+def discriminator_loss(expert: Tensor, policy: Tensor) -> Tensor:
     """Compute −log D_E − log(1 − D_π) for each row (Ho and Ermon 2016, eq. 17)."""
-    return -(expert + EPSILON).log() - (1 - own + EPSILON).log()
+    return -(expert + EPSILON).log() - (1 - policy + EPSILON).log()
 
 
-def gradient_penalty(discriminator: Callable[[list[Tensor]], Tensor], own: list[Tensor], expert: list[Tensor], u: Tensor) -> Tensor:
-    """Compute (‖∇D(x̂)‖ − 1)² for each row, x̂ = u own + (1 − u) expert (Gulrajani et al. 2017, eq. 3)."""
+def gradient_penalty(discriminator: Callable[[list[Tensor]], Tensor], policy: list[Tensor], expert: list[Tensor], u: Tensor) -> Tensor:
+    """Compute (‖∇D(x̂)‖ − 1)² for each row, x̂ = u policy + (1 − u) expert (Gulrajani et al. 2017, eq. 3)."""
     mixed = []
-    for x, shown in zip(own, expert, strict=True):
+    for x, shown in zip(policy, expert, strict=True):
         share = u.view(-1, *[1] * (x.dim() - 1))
         mixed.append((share * x + (1 - share) * shown).detach().requires_grad_())
     gradients = torch.autograd.grad(discriminator(mixed).sum(), mixed, create_graph=True)
@@ -175,7 +175,7 @@ def gradient_penalty(discriminator: Callable[[list[Tensor]], Tensor], own: list[
     return ((squares + EPSILON).sqrt() - 1).square()
 
 
-def kl_divergence(expert: Tensor, own: Tensor, sigma: Tensor) -> Tensor:
+def kl_divergence(expert: Tensor, policy: Tensor, sigma: Tensor) -> Tensor:
     """Compute the information of both codes, Σ_d −(1 + log σ² − ½ μ_E² − ½ μ_π² − σ²), for each row (Peng et al. 2019, eq. 8)."""
     variance = sigma.square()
-    return -(1 + variance.log() - 0.5 * expert.square() - 0.5 * own.square() - variance).sum(-1)
+    return -(1 + variance.log() - 0.5 * expert.square() - 0.5 * policy.square() - variance).sum(-1)

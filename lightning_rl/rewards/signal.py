@@ -116,9 +116,9 @@ class ReturnScale(nn.Module):
         reward = reward * rollout.valid
         returns = torch.empty_like(reward)
         for part, actor in enumerate(actors):
-            own, envs = slice(part * num, (part + 1) * num), slice(actor * num, (actor + 1) * num)
-            returns[:, own] = discounted_sum(reward[:, own], self.gamma * carry[:, own], self.running[envs] * ~start[0, own])
-            self.running[envs] = returns[-1, own] * self.gamma * carry[-1, own]
+            at, envs = slice(part * num, (part + 1) * num), slice(actor * num, (actor + 1) * num)
+            returns[:, at] = discounted_sum(reward[:, at], self.gamma * carry[:, at], self.running[envs] * ~start[0, at])
+            self.running[envs] = returns[-1, at] * self.gamma * carry[-1, at]
         self.statistics.update(returns[rollout.valid])
 
     def begin_episodes(self) -> None:
