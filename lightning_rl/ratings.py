@@ -21,9 +21,9 @@ GROUPS = 64
 """Groups of players whose common shift `Hessian.precondition` solves exactly; fewer players are each a group."""
 
 
-def expected_result(own: float, other: float) -> float:
-    """Return the expected result of a player rated `own` against one rated `other`: 1 / (1 + 10^((other − own) / 400))."""
-    return logistic((own - other) / POINTS)
+def expected_result(rating: float, other: float) -> float:
+    """Return the expected result of a player against another: 1 / (1 + 10^((other − rating) / 400))."""
+    return logistic((rating - other) / POINTS)
 
 
 def logistic(x: float) -> float:
@@ -31,9 +31,9 @@ def logistic(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-def elo_change(own: float, other: float, result: float) -> float:
+def elo_change(rating: float, other: float, result: float) -> float:
     """Return what a game adds to a player's rating and subtracts from the other's: result − expected (K = 1)."""
-    return result - expected_result(own, other)
+    return result - expected_result(rating, other)
 
 
 class Score(NamedTuple):

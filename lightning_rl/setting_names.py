@@ -177,17 +177,17 @@ def read_fields(path: str) -> dict[str, bool]:
     """Read the fields of a class, and whether each is a setting: a field with `init=False` hides a base class's setting."""
     module, _, name = path.rpartition(".")
     tree = read_source(module)
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    if not any("dataclass" in ast.unparse(decorator) for decorator in found.decorator_list):
-        init = next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
+    definition = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    if not any("dataclass" in ast.unparse(decorator) for decorator in definition.decorator_list):
+        init = next((node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
         return {} if init is None else {argument.arg: True for argument in (*init.args.args[1:], *init.args.kwonlyargs)}
     home = {name.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
     home |= {node.name: module for node in tree.body if isinstance(node, ast.ClassDef)}
-    bases = [base.id for base in found.bases if isinstance(base, ast.Name) and str(home.get(base.id)).startswith("lightning_rl.")]
+    bases = [base.id for base in definition.bases if isinstance(base, ast.Name) and str(home.get(base.id)).startswith("lightning_rl.")]
     fields: dict[str, bool] = {}
     for base in reversed(bases):
         fields |= read_fields(f"{home[base]}.{base}")
-    for node in found.body:
+    for node in definition.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and "ClassVar" not in ast.unparse(node.annotation):
             fields[node.target.id] = node.value is None or "init=False" not in ast.unparse(node.value)
     return fields

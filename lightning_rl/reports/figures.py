@@ -145,8 +145,8 @@ def draw_diagnostics(section: Section, lines: dict[str, tuple[str, str]]) -> Fig
         for group in section.groups:
             color, style = lines[group.name]
             for run in group.runs:
-                found = series(run.folder / "metrics.csv", tables[run.folder], section.counter, name, gaps=True)
-                axes.plot(found[:, 0], found[:, 1], style, color=color, linewidth=0.8)
+                curve = series(run.folder / "metrics.csv", tables[run.folder], section.counter, name, gaps=True)
+                axes.plot(curve[:, 0], curve[:, 1], style, color=color, linewidth=0.8)
         axes.set_title(name, loc="left", fontsize=9)
         axes.tick_params(labelsize=7)
         axes.grid(color="#dddddd", linewidth=0.6)

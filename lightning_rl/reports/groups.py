@@ -151,11 +151,11 @@ def make_sections(runs: Iterable[Run]) -> list[Section]:
     numbers: dict[str, dict[str, int]] = defaultdict(dict)
     forms = {place: shortened(known) for place, known in values.items()}
     sections = []
-    for (environment, counter), found in places.items():
-        unevaluated = [run for run in found if run.source == TRAINING]
-        found = [run.in_training() for run in found] if unevaluated else found
-        groups = group_runs([run for run in found if len(run.counts)], numbers, forms)
-        sections.append(Section(environment, counter, groups, unevaluated, [run for run in found if not len(run.counts)]))
+    for (environment, counter), placed in places.items():
+        unevaluated = [run for run in placed if run.source == TRAINING]
+        placed = [run.in_training() for run in placed] if unevaluated else placed
+        groups = group_runs([run for run in placed if len(run.counts)], numbers, forms)
+        sections.append(Section(environment, counter, groups, unevaluated, [run for run in placed if not len(run.counts)]))
     return sections
 
 

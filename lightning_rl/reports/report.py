@@ -118,9 +118,9 @@ def compare(*runs: str | Path, threshold: float | None = None, diagnostics: bool
     if threshold is not None:
         check_range("threshold", threshold)
     rliable("compare")
-    found, empty = find_runs([Path(run) for run in runs])
+    compared, empty = find_runs([Path(run) for run in runs])
     remarks = [f"{folder} is left out: it has no returns yet." for folder in empty]
-    return Report(make_sections(found), threshold, remarks, diagnostics)
+    return Report(make_sections(compared), threshold, remarks, diagnostics)
 
 
 def html(report: Report, folder: Path) -> Iterator[str]:

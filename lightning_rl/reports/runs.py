@@ -60,8 +60,8 @@ class Run:
 
     def task(self) -> dict[str, str]:
         """Return the settings that define the environment's task, without those that are off."""
-        own = {f"env.{name}" for name in TASK}
-        given = {name: value for name, value in self.settings.items() if ".".join(name.split(".")[:2]) in own}
+        task_names = {f"env.{name}" for name in TASK}
+        given = {name: value for name, value in self.settings.items() if ".".join(name.split(".")[:2]) in task_names}
         return {name: value for name, value in given.items() if value not in ("False", "[]") or name.count(".") > 1}
 
     def seconds(self, count: float) -> float:
@@ -86,12 +86,12 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
     empty: list[Path] = []
     for folder in folders:
         try:
-            found = find_folders(folder)
+            paths = find_folders(folder)
         except OSError as error:
             raise SettingError(f"{folder} cannot be read: {error.strerror}") from error
-        new = [read_run(path) for path in found if path.resolve() not in runs]
+        new = [read_run(path) for path in paths if path.resolve() not in runs]
         without = [run.folder for run in new if not len(run.counts)]
-        if without and (found == [folder] or len(without) == len(found)):
+        if without and (paths == [folder] or len(without) == len(paths)):
             raise SettingError(f"{without[0]}: neither evaluations.csv nor metrics.csv has a return in it")
         empty += [path for path in without if path not in empty]
         runs |= {run.folder.resolve(): run for run in new if len(run.counts)}
@@ -105,10 +105,10 @@ def find_folders(folder: Path) -> list[Path]:
         raise SettingError(f"{folder} is a file; name the folder of a run, {where}")
     if not folder.is_dir():
         raise SettingError(f"{folder}: there is no such folder; name the folder of a run, or a folder of runs such as runs/PPO/CartPole-v1")
-    found = [folder] if is_run(folder) else sorted(filter(is_run, (path.parent for path in folder.rglob("config.yaml"))), key=natural)
-    if not found:
+    folders = [folder] if is_run(folder) else sorted(filter(is_run, (path.parent for path in folder.rglob("config.yaml"))), key=natural)
+    if not folders:
         raise SettingError(f"{folder}: there is no run in it, a folder with config.yaml and evaluations.csv or metrics.csv")
-    return found
+    return folders
 
 
 def is_run(folder: Path) -> bool:
@@ -205,15 +205,15 @@ def series(file: Path, rows: list[dict[str, str]], counter: str, column: str, ga
     Raises `SettingError` for numbers that are not finite, unless there may be gaps: then they are NaN.
     """
     try:
-        found = np.array([(float(row[counter]), float(row[column])) for row in rows if row.get(column)]).reshape(-1, 2)
+        points = np.array([(float(row[counter]), float(row[column])) for row in rows if row.get(column)]).reshape(-1, 2)
     except (ValueError, KeyError) as error:
         raise SettingError(f"{file}: {error}; {NOT_OURS}") from error
     if gaps:
-        found[~np.isfinite(found)] = np.nan
-    elif not np.isfinite(found).all():
+        points[~np.isfinite(points)] = np.nan
+    elif not np.isfinite(points).all():
         raise SettingError(f"{file}: the column {column} holds numbers that are not finite")
-    counts, places = np.unique(found[:, 0], return_inverse=True)
-    return np.stack([counts, np.bincount(places, found[:, 1]) / np.bincount(places)], axis=1)
+    counts, places = np.unique(points[:, 0], return_inverse=True)
+    return np.stack([counts, np.bincount(places, points[:, 1]) / np.bincount(places)], axis=1)
 
 
 def flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -152,9 +152,9 @@ def threshold_table(section: Section, threshold: float) -> Table:
     for group in section.groups:
         counts = np.array([run.reaches(threshold) for run in group.runs])
         times = np.array([run.seconds(count) if np.isfinite(count) else count for run, count in zip(group.runs, counts, strict=True)])
-        there = np.isfinite(counts)
-        row = [group.name, f"{there.sum()} of {len(there)}"]
-        rows.append([*row, whole(np.median(counts)), span(counts[there]), duration(np.median(times)), span(times[there], duration)])
+        reached = np.isfinite(counts)
+        row = [group.name, f"{reached.sum()} of {len(reached)}"]
+        rows.append([*row, whole(np.median(counts)), span(counts[reached]), duration(np.median(times)), span(times[reached], duration)])
     columns = ["", "reached by", AXES[section.counter], "fastest – slowest", "time", "fastest – slowest"]
     returns = "mean return of training" if section.training else "mean return"
     return Table(f"Until a {returns} of {threshold:,.10g}, median of the seeds", columns, rows)
@@ -257,15 +257,15 @@ def aggregate_sections(sections: Sequence[Section]) -> Aggregate | None:
         low, high = everything.min(), everything.max()
         for name in names:
             scaled[name].append((finals[name] - low) / (high - low) if high > low else np.ones(len(finals[name])))
-    fewest = {name: min(map(len, found)) for name, found in scaled.items()}
+    fewest = {name: min(map(len, scores)) for name, scores in scaled.items()}
     notes = [
         f"The table over all environments counts the first {fewest[name]} of {len(runs)} runs of {name} on {environment}: "
         "each environment counts alike."
-        for name, found in scaled.items()
-        for environment, runs in zip(environments, found, strict=True)
+        for name, scores in scaled.items()
+        for environment, runs in zip(environments, scores, strict=True)
         if len(runs) > fewest[name]
     ]
-    rectangular = {name: np.stack([runs[: fewest[name]] for runs in found], axis=1) for name, found in scaled.items()}
+    rectangular = {name: np.stack([runs[: fewest[name]] for runs in scores], axis=1) for name, scores in scaled.items()}
     return Aggregate(environments, rectangular, notes)
 
 
