@@ -59,8 +59,8 @@ def write_agent(folder: Path, checkpoint: Checkpoint) -> Path:
     Raises:
         SettingError: settings are not plain data.
     """
-    own = {key: value for key, value in checkpoint["lightning_rl"].items() if key not in UNSHARED}
-    content = {"lightning_rl": own, "hyper_parameters": checkpoint["hyper_parameters"]}
+    entries = {key: value for key, value in checkpoint["lightning_rl"].items() if key not in UNSHARED}
+    content = {"lightning_rl": entries, "hyper_parameters": checkpoint["hyper_parameters"]}
     path = folder / WEIGHTS
     try:
         described = {name: encode(part, name) for name, part in content.items()}

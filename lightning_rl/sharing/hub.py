@@ -48,10 +48,10 @@ def is_address(path: object) -> bool:
 
 def read_address(text: str | Path) -> Address:
     """Read `hf://USER/NAME[@REVISION]`. Raises `SettingError`: it has another form."""
-    found = NAME.fullmatch(re.sub("^hf:/+", "", str(text)))
-    if found is None:
+    match = NAME.fullmatch(re.sub("^hf:/+", "", str(text)))
+    if match is None:
         raise SettingError(f"{shorten(str(text), 80)!r} is not an address of the hub: write hf://USER/NAME[@REVISION]")
-    return Address(found["repo"], found["revision"])
+    return Address(match["repo"], match["revision"])
 
 
 def check_repo(repo: str) -> str:
@@ -90,9 +90,9 @@ def _list_files(hub: ModuleType, address: Address, commit: str) -> list[str]:
 def choose_zip(files: Sequence[str], address: Address) -> str:
     """Return the file that contains an agent of Stable-Baselines3. Raises `SettingError`: there is none, or it is ambiguous."""
     zips = [name for name in files if name.endswith(".zip") and "/" not in name and name != "train_eval_metrics.zip"]
-    own = f"{address.repo.partition('/')[2]}.zip"
-    if own in zips:
-        return own
+    default = f"{address.repo.partition('/')[2]}.zip"
+    if default in zips:
+        return default
     if not zips:
         raise SettingError(f"{address} holds no agent: neither {DESCRIPTION} of lightning_rl nor a .zip of Stable-Baselines3")
     if len(zips) > 1:

@@ -96,10 +96,10 @@ def read_zip(path: Path, spaces: Spaces) -> Checkpoint:
     except BROKEN as error:
         reason = f"{type(error).__name__}: {error}"[:60]
         raise SettingError(f"ckpt_path {shown(path)} does not hold what an agent of Stable-Baselines3 does ({reason})") from error
-    counts = {name: max(0, int(data.get(theirs) or 0)) for name, theirs in COUNTS.items()}
+    counts = {name: max(0, int(data.get(key) or 0)) for name, key in COUNTS.items()}
     plain = [to_plain(space) for space in (spaces.observation, spaces.action)]
-    own = {"format_version": 1, "algorithm": algorithm, "spaces": plain, "masked": spaces.masked, **counts, "ranks": []}
-    return {"state_dict": state, "hyper_parameters": {"max_env_steps": max(1, counts["env_steps"]), **settings}, "lightning_rl": own}
+    entries = {"format_version": 1, "algorithm": algorithm, "spaces": plain, "masked": spaces.masked, **counts, "ranks": []}
+    return {"state_dict": state, "hyper_parameters": {"max_env_steps": max(1, counts["env_steps"]), **settings}, "lightning_rl": entries}
 
 
 COUNTS = {"env_steps": "num_timesteps", "updates": "_n_updates", "episodes": "_episode_num"}
@@ -136,43 +136,43 @@ class _Weights:
         self.used.add(name)
         return self.weights[name]
 
-    def linear(self, theirs: str, ours: str) -> dict[str, Tensor]:
+    def linear(self, source: str, target: str) -> dict[str, Tensor]:
         """Return a layer under our name."""
-        return {f"{ours}.{part}": self.take(f"{theirs}.{part}") for part in ("weight", "bias")}
+        return {f"{target}.{part}": self.take(f"{source}.{part}") for part in ("weight", "bias")}
 
     def layers(self, prefix: str) -> list[str]:
         """Return the names of the linear layers in a sequence, in order."""
-        found = [re.fullmatch(rf"{re.escape(prefix)}\.(\d+)\.weight", name) for name in self.weights]
-        return [f"{prefix}.{number}" for number in sorted(int(match[1]) for match in found if match)]
+        matches = [re.fullmatch(rf"{re.escape(prefix)}\.(\d+)\.weight", name) for name in self.weights]
+        return [f"{prefix}.{number}" for number in sorted(int(match[1]) for match in matches if match)]
 
-    def sequence(self, theirs: Iterable[str], ours: str) -> dict[str, Tensor]:
+    def sequence(self, source: Iterable[str], target: str) -> dict[str, Tensor]:
         """Return layers under our numbers, which count an activation between any two layers."""
-        return {key: value for k, name in enumerate(theirs) for key, value in self.linear(name, f"{ours}.{2 * k}").items()}
+        return {key: value for k, name in enumerate(source) for key, value in self.linear(name, f"{target}.{2 * k}").items()}
 
     def widths(self, layers: Iterable[str]) -> list[int]:
         return [len(self.weights[f"{name}.weight"]) for name in layers]
 
-    def ensemble(self, theirs: str, ours: str) -> dict[str, Tensor]:
-        """Return the critics `<theirs>.qf0`, … as one ensemble."""
-        members = [self.layers(f"{theirs}.qf{k}") for k in range(self.critics(theirs))]
+    def ensemble(self, source: str, target: str) -> dict[str, Tensor]:
+        """Return the critics `<source>.qf0`, … as one ensemble."""
+        members = [self.layers(f"{source}.qf{k}") for k in range(self.critics(source))]
         state = {}
         for k, names in enumerate(zip(*members, strict=True)):
-            state[f"{ours}.layers.{2 * k}.weight"] = torch.stack([self.take(f"{name}.weight").T for name in names]).contiguous()
-            state[f"{ours}.layers.{2 * k}.bias"] = torch.stack([self.take(f"{name}.bias")[None] for name in names])
+            state[f"{target}.layers.{2 * k}.weight"] = torch.stack([self.take(f"{name}.weight").T for name in names]).contiguous()
+            state[f"{target}.layers.{2 * k}.bias"] = torch.stack([self.take(f"{name}.bias")[None] for name in names])
         return state
 
-    def critics(self, theirs: str) -> int:
-        return next(k for k in range(len(self.weights)) if f"{theirs}.qf{k}.0.weight" not in self.weights)
+    def critics(self, source: str) -> int:
+        return next(k for k in range(len(self.weights)) if f"{source}.qf{k}.0.weight" not in self.weights)
 
-    def encoder(self, theirs: str, ours: str) -> dict[str, Tensor]:
+    def encoder(self, source: str, target: str) -> dict[str, Tensor]:
         """Return an image encoder under our names; {} if there is none."""
-        prefix = f"{theirs}features_extractor"
+        prefix = f"{source}features_extractor"
         if f"{prefix}.cnn.0.weight" not in self.weights:
             return {}
         return {
             key: value
-            for layer, own in CONVOLUTIONS.items()
-            for key, value in self.linear(f"{prefix}.{layer}", f"{ours}.leaves.0.{own}").items()
+            for layer, place in CONVOLUTIONS.items()
+            for key, value in self.linear(f"{prefix}.{layer}", f"{target}.leaves.0.{place}").items()
         }
 
     def settings(self, state: Mapping[str, Tensor], activation: str, net_arch: NetArch) -> Plain:
@@ -193,8 +193,8 @@ def _read_actor_critic(weights: _Weights) -> Read:
     if "log_std" in weights.weights:
         state["network.distribution.log_std"] = weights.take("log_std")
     shares = weights.kwargs.get("share_features_extractor", True)
-    theirs = ("", "") if shares else ("pi_", "vf_")
-    for prefix, name in zip(theirs, ("actor", "critic"), strict=True):
+    prefixes = ("", "") if shares else ("pi_", "vf_")
+    for prefix, name in zip(prefixes, ("actor", "critic"), strict=True):
         state |= weights.encoder(prefix, f"network.{name}_encoder")
     copies = ("features_extractor.", "pi_features_extractor.", "vf_features_extractor.")
     used = weights.used | {name for name in weights.weights if name.startswith(copies)}  # the same weights under other names
@@ -221,8 +221,8 @@ def _exploration(weights: _Weights, state: Mapping[str, Tensor]) -> Plain:
 def _read_dqn(weights: _Weights) -> Read:
     layers = weights.layers("q_net.q_net")
     state: dict[str, Tensor] = {}
-    for theirs, ours in (("q_net", "network"), ("q_net_target", "target")):
-        state |= weights.sequence(weights.layers(f"{theirs}.q_net"), f"{ours}.head") | weights.encoder(f"{theirs}.", f"{ours}.encoder")
+    for source, target in (("q_net", "network"), ("q_net_target", "target")):
+        state |= weights.sequence(weights.layers(f"{source}.q_net"), f"{target}.head") | weights.encoder(f"{source}.", f"{target}.encoder")
     return weights.settings(state, weights.activation("relu"), weights.widths(layers[:-1])), state, weights.used
 
 
@@ -250,16 +250,16 @@ def _read_sac(weights: _Weights) -> Read:
 def _read_td3(weights: _Weights) -> Read:
     layers = weights.layers("actor.mu")
     state: dict[str, Tensor] = {}
-    for theirs, ours in (("actor", "network"), ("actor_target", "target_network")):
-        state |= weights.sequence(weights.layers(f"{theirs}.mu"), f"{ours}.layers") | weights.encoder(f"{theirs}.", f"{ours}.encoder")
+    for source, target in (("actor", "network"), ("actor_target", "target_network")):
+        state |= weights.sequence(weights.layers(f"{source}.mu"), f"{target}.layers") | weights.encoder(f"{source}.", f"{target}.encoder")
     return _read_critics(weights, weights.widths(layers[:-1]), state, "target_critic"), state, weights.used
 
 
 def _read_critics(weights: _Weights, widths: list[int], state: dict[str, Tensor], target: str = "target") -> Plain:
     """Add critics, their targets and the actor's encoder to a state, and return the settings of all networks."""
     state |= weights.encoder("actor.", "network.encoder")
-    for theirs, ours in (("critic", "critic"), ("critic_target", target)):
-        state |= weights.ensemble(theirs, ours) | weights.encoder(f"{theirs}.", f"{ours}.encoder")
+    for source, prefix in (("critic", "critic"), ("critic_target", target)):
+        state |= weights.ensemble(source, prefix) | weights.encoder(f"{source}.", f"{prefix}.encoder")
     net_arch = _net_arch(widths, qf=weights.widths(weights.layers("critic.qf0")[:-1]))
     return weights.settings(state, weights.activation("relu"), net_arch) | {"n_critics": weights.critics("critic")}
 
@@ -293,8 +293,8 @@ def _algorithm(data: Plain) -> str:
     """Return our algorithm that corresponds to an agent."""
     policy = data.get("policy_class")
     module = str(policy.get("__module__") if isinstance(policy, dict) else policy)
-    found = re.fullmatch(r"stable_baselines3\.(\w+)\.policies", module)
-    known = POLICIES.get(found[1], ()) if found else ()
+    match = re.fullmatch(r"stable_baselines3\.(\w+)\.policies", module)
+    known = POLICIES.get(match[1], ()) if match else ()
     algorithm = next((name for name in known if SIGNS[name] in data), None)
     if algorithm is None or "cg_max_steps" in data:  # TRPO has PPO's policy
         raise UnlikeError(f"its policy is of {module[:60]}; agents that have a counterpart are {WANTED}")
@@ -316,20 +316,20 @@ def _check_observations(spaces: Spaces, weights: Mapping[str, Tensor]) -> None:
 def _statistics_of(path: Path) -> Statistics | None:
     """Read the statistics of observations that belong to an agent, if there are any."""
     places = [folder / name for folder in (path.parent, path.with_suffix("")) for name in STATISTICS]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
         return None
     try:
-        statistics = read_statistics(io.BytesIO(found.read_bytes()))
+        statistics = read_statistics(io.BytesIO(file.read_bytes()))
         if statistics is not None:
-            ours = {"epsilon": ObservationNormalizer.epsilon, "clip_obs": ObservationNormalizer.clip}
-            if other := next((name for name, value in ours.items() if float(statistics[name]) != value), None):
-                raise UnlikeError(f"{found.name} has {other} {statistics[other]}, and here it is {ours[other]:g}")
+            expected = {"epsilon": ObservationNormalizer.epsilon, "clip_obs": ObservationNormalizer.clip}
+            if other := next((name for name, value in expected.items() if float(statistics[name]) != value), None):
+                raise UnlikeError(f"{file.name} has {other} {statistics[other]}, and here it is {expected[other]:g}")
     except UnlikeError:
         raise
     except Exception as error:  # a pickle from elsewhere
         raise UnlikeError(
-            f"{found.name} does not hold statistics of one kind of observations ({type(error).__name__}: {error})"[:120]
+            f"{file.name} does not hold statistics of one kind of observations ({type(error).__name__}: {error})"[:120]
         ) from error
     return statistics
 
@@ -345,8 +345,8 @@ def _normalizer(statistics: Statistics, spaces: Spaces, networks: Iterable[str])
 
 def _class(value: object) -> str:
     """Return the name of a class from its text in JSON, such as `<class 'torch.nn.modules.activation.ReLU'>`."""
-    found = re.search(r"(\w+)'?>?$", str(value)) if value is not None else None
-    return found[1] if found else ""
+    match = re.search(r"(\w+)'?>?$", str(value)) if value is not None else None
+    return match[1] if match else ""
 
 
 # ---------------------------------------------------------------- statistics that `VecNormalize` saved
