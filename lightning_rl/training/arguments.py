@@ -64,7 +64,7 @@ def check_decorated(cls: type) -> None:
     for base in cls.__mro__:
         if is_dataclass(base) and "__dataclass_fields__" not in vars(base):
             notes = {name: [note for _, notes in alternatives(hint) for note in notes] for name, hint in get_annotations(base).items()}
-            annotated = {name for name, found in notes.items() if any(isinstance(note, Range | BuildSchedule) for note in found)}
+            annotated = {name for name, attached in notes.items() if any(isinstance(note, Range | BuildSchedule) for note in attached)}
             for name in sorted(vars(base).keys() & {field.name for field in fields(base)} | annotated):
                 decorate = "decorate the class with @dataclass(kw_only=True, eq=False, repr=False)"
                 raise SettingError(f"{base.__name__}.{name}: {name} is a setting; {decorate}")
@@ -149,9 +149,9 @@ def describe_unnamed(algorithm: Any) -> str | None:
         lacks = "which has no id or import path with plain arguments"
         return f"checkpoints do not hold the environment {name}, {lacks}: pass env= to evaluate or record them"
     named = [f"{type(algorithm).__module__}.{type(algorithm).__qualname__}", *_texts(dict(algorithm.hparams))]
-    own = [name for name in dict.fromkeys(named) if name.startswith("__main__.") or ".<locals>." in name]
+    unimportable = [name for name in dict.fromkeys(named) if name.startswith("__main__.") or ".<locals>." in name]
     what = "defines: no other program can load them; move what they name to a module"
-    return f"checkpoints name {', '.join(own)}, which only this program {what}" if own else None
+    return f"checkpoints name {', '.join(unimportable)}, which only this program {what}" if unimportable else None
 
 
 def _texts(settings: object) -> Iterator[str]:

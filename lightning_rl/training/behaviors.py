@@ -188,8 +188,8 @@ def find_sides(env: EnvSource, behaviors: Mapping[str, Behavior]) -> dict[str, S
         for name, agents in chosen.items():
             if not agents:
                 raise SettingError(f"behavior {name} has no agents; those of the environment are {', '.join(one.agents)}")
-        found = {name: one.spaces_of(agents, f"behavior {name}")._replace(agents=tuple(agents)) for name, agents in chosen.items()}
-        return {name: one.with_joint(spaces, behaviors[name].joint) for name, spaces in found.items()}
+        sides = {name: one.spaces_of(agents, f"behavior {name}")._replace(agents=tuple(agents)) for name, agents in chosen.items()}
+        return {name: one.with_joint(spaces, behaviors[name].joint) for name, spaces in sides.items()}
 
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "train_dataloader", "prepare_data")
@@ -280,8 +280,8 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
         return ScriptedOpponent(RandomMoves(spaces), name, spaces.action)
     if is_address(name) or Path(name).exists():
         stored = choose_behavior(RunModule.load_from_checkpoint(name), None)
-        theirs, ours = (without_hidden(given, []) for given in (stored.spaces, spaces))
-        if (theirs.observation, theirs.action) != (ours.observation, ours.action):
+        player, game = (without_hidden(given, []) for given in (stored.spaces, spaces))
+        if (player.observation, player.action) != (game.observation, game.action):
             raise SettingError(f"opponent {name} was trained with other observations or actions than this game has")
         network: Any = stored.network.eval().requires_grad_(False)
         if stored.spaces.joint:
@@ -318,9 +318,9 @@ def find_teams(patterns: Sequence[str | Sequence[str]], agents: Sequence[str]) -
     """Return the agents of each team. Raises `SettingError`: teams have different sizes, or an agent is in no team or in two."""
     teams = tuple(tuple(choose_agents([team] if isinstance(team, str) else team, agents)) for team in patterns)
     if sorted(agent for team in teams for agent in team) != sorted(agents) or len({len(team) for team in teams}) > 1:
-        found = " and ".join(f"[{', '.join(team)}]" for team in teams)
+        listed = " and ".join(f"[{', '.join(team)}]" for team in teams)
         raise SettingError(
-            f"self_play.teams are {found}: they must be equally large, and each of the agents {', '.join(agents)} must be in one"
+            f"self_play.teams are {listed}: they must be equally large, and each of the agents {', '.join(agents)} must be in one"
         )
     return teams
 
@@ -335,12 +335,12 @@ def find_script(path: str) -> Script:
     if module not in sys.modules and not path.startswith(OURS):
         raise SettingError(f"opponent {path!r}: there is no such folder, and the module {module} is not imported; use --import {module}")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise SettingError(f"opponent {path!r}: there is no module {module}") from error
-    if not hasattr(found, name):
-        raise SettingError(f"opponent {path!r}: {module} has no function {name}{closest(name, dir(found))}")
-    player = getattr(found, name)
+    if not hasattr(imported, name):
+        raise SettingError(f"opponent {path!r}: {module} has no function {name}{closest(name, dir(imported))}")
+    player = getattr(imported, name)
     if not isfunction(player):
         raise SettingError(f"opponent {path!r} is not a player: it must be your own function")
     if not path.startswith(OURS):

@@ -107,10 +107,10 @@ class EvaluatingTrainer(pl.Trainer):
         if ckpt_path not in ("best", "last"):
             return ckpt_path
         savers = sorted(self.checkpoint_callbacks, key=lambda callback: getattr(callback, "monitor", None) is None)
-        found = next((path for saver in savers if (path := getattr(saver, f"{ckpt_path}_model_path", ""))), None)
-        if found is None:
+        saved = next((path for saver in savers if (path := getattr(saver, f"{ckpt_path}_model_path", ""))), None)
+        if saved is None:
             raise SettingError(f"ckpt_path {ckpt_path}: this Trainer has saved no checkpoint; call fit first, or name a file")
-        return found
+        return saved
 
     def _evaluator(self) -> RolloutEvaluator:
         """Return the evaluator of the run, without the wrappers that callbacks add to its environments."""

@@ -179,9 +179,9 @@ class Learner:
     def set_rates(self) -> None:
         """Set the learning rate of the optimizers that follow `learning_rate`."""
         algorithm = self.algorithm
-        theirs = [config.scheduler.optimizer for config in algorithm.trainer.lr_scheduler_configs]  # a user's scheduler sets their rates
+        scheduled = [config.scheduler.optimizer for config in algorithm.trainer.lr_scheduler_configs]  # a user's scheduler sets their rates
         for optimizer in algorithm.own_optimizers:
-            if isinstance(optimizer, ScheduledOptimizer) and optimizer not in theirs:
+            if isinstance(optimizer, ScheduledOptimizer) and optimizer not in scheduled:
                 for group in optimizer.param_groups:
                     group["lr"] = algorithm.learning_rate
 
@@ -262,8 +262,8 @@ class Learner:
     def set_state(self, state: State) -> None:
         """Restore the state from `get_state`."""
         algorithm = self.algorithm
-        for learner, own in zip(algorithm.side_learners, state["beside"], strict=True):
-            if (new := learner.set_state(own)) is not None:
+        for learner, learner_state in zip(algorithm.side_learners, state["beside"], strict=True):
+            if (new := learner.set_state(learner_state)) is not None:
                 algorithm.say(new)
         self.set_acting_state(state["guard"])
         algorithm.generator.set_state(torch.from_numpy(state["learning"]))

@@ -126,8 +126,8 @@ class LearningModule(RunModule):
         signals = self.reward_signals.values()
         for signal in signals:
             signal.gather(rollout)
-        paid = rollout.reward.squeeze(-1)
-        experience = Experience(rollout.obs, rollout.action, rollout.next_obs, paid, rollout.terminated)
+        env_reward = rollout.reward.squeeze(-1)
+        experience = Experience(rollout.obs, rollout.action, rollout.next_obs, env_reward, rollout.terminated)
         reward = torch.stack([signal(experience) for signal in signals], -1)
         for k, name in enumerate(self.reward_signals if any(signal.sees for signal in signals) else ()):
             self.record(**{f"rewards/{name}": reward[..., k][rollout.valid].mean()})
@@ -228,13 +228,13 @@ class LearningModule(RunModule):
                     continue
                 with torch.no_grad():
                     value = value()
-            found = (value if isinstance(value, Tensor) else as_tensor(name, value)).detach()
+            metric = (value if isinstance(value, Tensor) else as_tensor(name, value)).detach()
             if not keeps:  # only the newest value, for the error if it is not finite
-                self.recorded[name] = [found]
+                self.recorded[name] = [metric]
                 continue
-            found = found.float().mean() if found.dim() else found.float()
+            metric = metric.float().mean() if metric.dim() else metric.float()
             # small tensors that outlive an update would fragment the memory that large tensors of the next update could reuse
-            self.recorded.setdefault(name, []).append(found.item() if found.is_cpu else found)
+            self.recorded.setdefault(name, []).append(metric.item() if metric.is_cpu else metric)
 
     # ---------------------------------------------------------------- called by its learner and the run
 
@@ -261,7 +261,7 @@ class SideLearner:
 
     learns = False
 
-    def optimizers(self, algorithm: LearningModule, own: list[Optimizer]) -> list[Optimizer]:
+    def optimizers(self, algorithm: LearningModule, existing: list[Optimizer]) -> list[Optimizer]:
         """Return its optimizers, which come after the algorithm's own."""
         return []
 

@@ -67,15 +67,15 @@ def load(
         except (RuntimeError, AssertionError) as error:  # a device that does not exist, or that torch was built without
             raise SettingError(f"map_location {str(map_location)!r}: {str(error).splitlines()[0]}") from error
     checkpoint = _read_zip(path, overrides.get("env")) if is_zip(path) else read_checkpoint(path, map_location)
-    own, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
-    name, changes = own["algorithm"], own.get("changes", ())
+    entries, stored = checkpoint["lightning_rl"], checkpoint["hyper_parameters"]
+    name, changes = entries["algorithm"], entries.get("changes", ())
     cls = algorithm_class(name, base)
     if not issubclass(cls, wanted):
         raise SettingError(f"ckpt_path {shown(path)} holds {name}, not {wanted.__name__}; load it with {name}.load_from_checkpoint")
     try:
         check_names({key: value for key, value in stored.items() if key not in overrides}, path)
-        spaces = stored_spaces(own)
-        observation = from_plain(own["spaces"][0])
+        spaces = stored_spaces(entries)
+        observation = from_plain(entries["spaces"][0])
         if "env" not in overrides:
             check_environment(stored.get("env"), sum(math.prod(leaf.shape) for leaf in observation_leaves(observation)), path)
         elif isinstance(overrides["env"], EnvConfig) and isinstance(spaces, Spaces) and not is_zip(path):
@@ -105,15 +105,15 @@ def _read_zip(path: Path, env: Any) -> Checkpoint:
     return checkpoint
 
 
-def stored_spaces(own: Checkpoint) -> Spaces | dict[str, Spaces]:
+def stored_spaces(entries: Checkpoint) -> Spaces | dict[str, Spaces]:
     """Return the spaces in a checkpoint, or those of each behavior."""
-    return {name: _spaces(stored) for name, stored in own["behaviors"].items()} if "behaviors" in own else _spaces(own)
+    return {name: _spaces(stored) for name, stored in entries["behaviors"].items()} if "behaviors" in entries else _spaces(entries)
 
 
-def _spaces(own: Checkpoint) -> Spaces:
-    observation, action = map(from_plain, own["spaces"])
-    agents = tuple(own.get("agents", ())), own.get("in_turn", False), own.get("joint", "")
-    return Spaces(observation, action, own.get("masked", False), *agents)
+def _spaces(entries: Checkpoint) -> Spaces:
+    observation, action = map(from_plain, entries["spaces"])
+    agents = tuple(entries.get("agents", ())), entries.get("in_turn", False), entries.get("joint", "")
+    return Spaces(observation, action, entries.get("masked", False), *agents)
 
 
 def _without_new_folders(settings: dict[str, object]) -> dict[str, object]:
@@ -215,13 +215,13 @@ def checkpoint_of(source: str | Path, option: str, name: str) -> Path:
         return source
     if not source.is_dir():
         raise SettingError(f"{option} {shown(source)} is neither a run's folder nor a checkpoint")
-    found = last_generation(source / "checkpoints", name) or last_generation(source, name)
-    if found is None:
+    checkpoint = last_generation(source / "checkpoints", name) or last_generation(source, name)
+    if checkpoint is None:
         saved = find_saved(source / "checkpoints")
         reason = ": no evaluation saved one" if name == "best.ckpt" and saved is not None else ""
         way_out = f"{reason}; name " + ("a run's folder or a checkpoint" if saved is None else shown(saved))
         raise SettingError(f"{option} {shown(source)} has no checkpoints/{name}{way_out}")
-    return found
+    return checkpoint
 
 
 def stored_name(cls: type) -> str:
@@ -236,8 +236,8 @@ def algorithm_class(name: str, base: type[A]) -> type[A]:
     imported = {key: cls for cls in (base, *_subclasses(base)) for key in (cls.__name__, stored_name(cls))}
     if name not in imported:
         names = {*MODELS, *(key for key, cls in imported.items() if cls.__module__.partition(".")[0] != "lightning_rl")}
-        own = "your own: import its module first, or --import its_module"
-        raise SettingError(f"there is no algorithm {name[:60]!r} ({own}){suggest_algorithm(name, names)}")
+        advice = "your own: import its module first, or --import its_module"
+        raise SettingError(f"there is no algorithm {name[:60]!r} ({advice}){suggest_algorithm(name, names)}")
     return imported[name]
 
 
@@ -257,18 +257,18 @@ def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
     """
     path = checkpoint_of(source, "init_from", "last.ckpt")
     try:
-        theirs, ours = read_checkpoint(path)["state_dict"], algorithm.state_dict()
+        stored, current = read_checkpoint(path)["state_dict"], algorithm.state_dict()
     except SettingError as error:
         raise SettingError(f"init_from {str(error).removeprefix('ckpt_path ')}") from error
     layers: dict[str, list[str]] = defaultdict(list)
-    for name in ours:
+    for name in current:
         layers[name.rpartition(".")[0]].append(name)
     lines = []
     for layer, names in layers.items():
-        reason = next((why for name in names if (why := _misfit(theirs.get(name), ours[name]))), None)
+        reason = next((why for name in names if (why := _misfit(stored.get(name), current[name]))), None)
         if reason is None:
             for name in names:
-                ours[name].copy_(theirs[name])
+                current[name].copy_(stored[name])
         else:
             lines.append(f"init_from: {layer} keeps its initial weights: {reason}")
     if len(lines) == len(layers):
@@ -278,32 +278,32 @@ def take_weights(algorithm: nn.Module, source: str | Path) -> list[str]:
 
 def check_spaces(env: EnvConfig, stored: Spaces, path: str | Path) -> None:
     """Raise `SettingError` unless an environment has the spaces that a policy was trained with."""
-    found = probe_spaces(env, stored.joint)
-    if (found.observation, found.action) != (stored.observation, stored.action):
+    spaces = probe_spaces(env, stored.joint)
+    if (spaces.observation, spaces.action) != (stored.observation, stored.action):
         raise SettingError(f"{shown(path)} was trained with other observations or actions than {env.name} has")
 
 
-def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path, changes: Sequence[str] = ()) -> None:
+def check_weights(stored: Mapping[str, Tensor], current: Mapping[str, Tensor], path: str | Path, changes: Sequence[str] = ()) -> None:
     """Raise `SettingError` unless a file's weights match a model's in names, shapes and dtypes, and are finite.
 
     `changes`: those to the networks that the file's algorithm had, which may be why they do not match.
     """
     way_out = f"these had been changed: {list_changes(changes)}" if changes else "use the same settings"
-    for name in sorted(stored.keys() | own.keys()):
-        reason = _misfit(stored.get(name), own.get(name))
-        if reason is None and stored[name].dtype != own[name].dtype:
-            reason = f"it is {stored[name].dtype} in the checkpoint, {own[name].dtype} here"
+    for name in sorted(stored.keys() | current.keys()):
+        reason = _misfit(stored.get(name), current.get(name))
+        if reason is None and stored[name].dtype != current[name].dtype:
+            reason = f"it is {stored[name].dtype} in the checkpoint, {current[name].dtype} here"
         if reason is not None:
             raise SettingError(f"ckpt_path {shown(path)} does not fit the model: {name}: {reason}; {way_out}")
 
 
-def _misfit(theirs: Tensor | None, ours: Tensor | None) -> str | None:
+def _misfit(stored: Tensor | None, current: Tensor | None) -> str | None:
     """Return why a weight cannot be copied; None if it can."""
-    if theirs is None or ours is None:
-        return f"it is not in the {'checkpoint' if theirs is None else 'model'}"
-    if theirs.shape != ours.shape:
-        return f"{list(theirs.shape)} in the checkpoint, {list(ours.shape)} here"
-    return "it is NaN or infinite in the checkpoint" if not ours.is_meta and is_finite(ours) and not is_finite(theirs) else None
+    if stored is None or current is None:
+        return f"it is not in the {'checkpoint' if stored is None else 'model'}"
+    if stored.shape != current.shape:
+        return f"{list(stored.shape)} in the checkpoint, {list(current.shape)} here"
+    return "it is NaN or infinite in the checkpoint" if not current.is_meta and is_finite(current) and not is_finite(stored) else None
 
 
 def describe_changes(algorithm: pl.LightningModule, path: str | Path) -> str | None:
@@ -314,11 +314,11 @@ def describe_changes(algorithm: pl.LightningModule, path: str | Path) -> str | N
     return f"settings that differ from the checkpoint's: {', '.join(both)}" if both else None
 
 
-def changed_settings(stored: Mapping[str, object], own: Mapping[str, object], prefix: str = "") -> dict[str, tuple[object, object]]:
+def changed_settings(stored: Mapping[str, object], current: Mapping[str, object], prefix: str = "") -> dict[str, tuple[object, object]]:
     """Return the changed settings by name, such as `env.id`, with both values; settings that only one side has are left out."""
     changed: dict[str, tuple[object, object]] = {}
-    for name in [name for name in stored if name in own and stored[name] != own[name]]:
-        before, now = stored[name], own[name]
+    for name in [name for name in stored if name in current and stored[name] != current[name]]:
+        before, now = stored[name], current[name]
         if isinstance(before, Mapping) and isinstance(now, Mapping) and "class_path" not in before:
             changed |= changed_settings(before, now, f"{prefix}{name}.")
         else:
@@ -331,8 +331,8 @@ def check_names(settings: Mapping[str, object], path: str | Path, imported: bool
     for module, name in _named(settings, path):
         package = module.partition(".")[0]
         if package in sys.stdlib_module_names or not package.isidentifier():
-            found = shorten(repr(module), 40)
-            raise SettingError(f"{shown(path)} names {found} as a module of an environment or wrapper, which it is not: do not trust it")
+            quoted = shorten(repr(module), 40)
+            raise SettingError(f"{shown(path)} names {quoted} as a module of an environment or wrapper, which it is not: do not trust it")
         if name in UNTRUSTED_WRAPPERS:
             raise SettingError(f"{shown(path)} names the wrapper {name}, which {UNTRUSTED_WRAPPERS[name]}; pass env yourself")
         if imported and package not in TRUSTED_PACKAGES and module not in sys.modules:
@@ -384,8 +384,8 @@ def _may_build(env_id: str) -> bool:
     module, _, name = env_id.rpartition(".")
     try:
         has_environments = module.startswith(("gymnasium.envs.", "lightning_rl.envs."))
-        found = getattr(importlib.import_module(module) if has_environments else sys.modules.get(module), name, None)
-        if isinstance(found, type) and issubclass(found, gym.Env):
+        attribute = getattr(importlib.import_module(module) if has_environments else sys.modules.get(module), name, None)
+        if isinstance(attribute, type) and issubclass(attribute, gym.Env):
             return True
         return find_spec(env_id) is not None
     except (ImportError, ValueError, gym.error.DependencyNotInstalled):  # its parent is not a package, or lacks one

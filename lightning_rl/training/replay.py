@@ -163,8 +163,8 @@ def make_mixed_buffer(
     what, length = ("rows", 1) if sequences is None else ("sequences", sequences.length)
     needed = 1 if config.replace else drawn // length
     if demonstrations.ready < needed:
-        found = f"{summarize(episodes)}, of which {demonstrations.ready} {what} can be sampled"
-        raise SettingError(f"replay.demonstrations: {found}; a batch needs {needed}")
+        available = f"{summarize(episodes)}, of which {demonstrations.ready} {what} can be sampled"
+        raise SettingError(f"replay.demonstrations: {available}; a batch needs {needed}")
     algorithm.say(f"demonstrations: {summarize(episodes)}; {drawn} of {batch_size} rows of each batch")
     return buffer
 

@@ -102,8 +102,8 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
     if is_address(path) or is_agent(path) or agent_of(Path(path)) is not None:
         raise SettingError(f"ckpt_path {shown(path)} is an agent without its run: start a new run with its weights, --init_from {path}")
     checkpoint = read_checkpoint(path)
-    own, name = checkpoint["lightning_rl"], stored_name(type(algorithm))
-    stored = own["algorithm"]
+    entries, name = checkpoint["lightning_rl"], stored_name(type(algorithm))
+    stored = entries["algorithm"]
     if stored != name:
         way_out = f"; continue it with --model {stored}" if stored in MODELS else ""
         raise SettingError(f"ckpt_path {shown(path)} holds {stored[:60]}, not {name}{way_out}")
@@ -114,27 +114,27 @@ def check_fits(algorithm: Any, path: str | Path) -> int:
         for networks in behavior.target_networks:
             match_target(*networks)  # as when the run begins: a user may have changed the online one
     try:
-        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path, own.get("changes", ()))
+        check_weights(checkpoint["state_dict"], algorithm.state_dict(), path, entries.get("changes", ()))
     except SettingError as error:
-        found = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
-        changed = [name for name in found if name != f"max_{algorithm.counter}"]  # the length of a run may change
+        differences = changed_settings(checkpoint["hyper_parameters"], algorithm.hparams)
+        changed = [name for name in differences if name != f"max_{algorithm.counter}"]  # the length of a run may change
         named = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
         raise SettingError(f"{error}; changed: {named}" if named else str(error)) from error
     check_run(checkpoint, path, _optimizers(algorithm), tuple(behaviors))
-    for rank in own.get("ranks", []):
+    for rank in entries.get("ranks", []):
         if rank["num_envs"] == algorithm.num_envs:
             data = rank["data"]
             for name, behavior in behaviors.items() or [("", algorithm)]:
                 _check_observations(behavior, data["behaviors"][name]["collector"] if name else data["collector"], path)
-    return own[algorithm.counter]
+    return entries[algorithm.counter]
 
 
 def _check_observations(algorithm: Any, collector: State, path: str | Path) -> None:
     """Raise `SettingError` unless the observations in a collector's state have the shapes of the environments' observations."""
     episodes, done = collector.get("episodes"), collector.get("open_iteration")
-    found = [part["obs"] for part in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
+    observations = [part["obs"] for part in [*([episodes] if episodes else []), *(done["steps"] if done else [])]]
     expected = _shapes(allocate(algorithm.spaces.observation, algorithm.num_envs))
-    if any(_shapes(obs) != expected for obs in found):
+    if any(_shapes(obs) != expected for obs in observations):
         raise SettingError(f"ckpt_path {shown(path)} holds observations of other shapes than the environments return")
 
 
@@ -149,8 +149,8 @@ def _optimizers(algorithm: pl.LightningModule) -> list[Optimizer] | None:
         for parameter, data, gradient in kept:
             parameter.data, parameter.grad = data, gradient
     configured = list(configured) if isinstance(configured, list | tuple) else [configured]
-    found = [optimizer for optimizer in configured if isinstance(optimizer, Optimizer)]
-    return found if len(found) == len(configured) else None
+    optimizers = [optimizer for optimizer in configured if isinstance(optimizer, Optimizer)]
+    return optimizers if len(optimizers) == len(configured) else None
 
 
 def _shapes(tree: object) -> object:
@@ -171,9 +171,9 @@ def check_run(
     """
     names = set(checkpoint["lightning_rl"].get("behaviors", ()))
     if names != set(behaviors):
-        theirs, ours = (", ".join(map(str, some)) or "none" for some in (names, behaviors))
-        found = f"its behaviors are {theirs}, and those of the run {ours}"
-        raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {found}")
+        stored, current = (", ".join(map(str, some)) or "none" for some in (names, behaviors))
+        problem = f"its behaviors are {stored}, and those of the run {current}"
+        raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {problem}")
     rules = {**RUN, **below("lightning_rl/ranks?/[]", SEVERAL if behaviors else ALONE)}
     if error := first_error(checkpoint, rules) or next(_contradictions(checkpoint, optimizers), None):
         raise SettingError(f"ckpt_path {shown(path)} cannot be continued: {error}")
@@ -192,9 +192,9 @@ def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | No
         yield from _count_differences(run, [(rank["num_envs"], rank["data"]["collector"]) for rank in ranks])
     for number, rank in enumerate(ranks if behaviors else ()):
         yield from (f"rank {number}: {error}" for error in _world_differences(rank, behaviors))
-    for name, own in behaviors.items():
-        rows = [(rank["num_envs"] * len(own["agents"]), rank["data"]["behaviors"][name]["collector"]) for rank in ranks]
-        yield from (f"behavior {name}: {error}" for error in _count_differences(own, rows))
+    for name, counts in behaviors.items():
+        rows = [(rank["num_envs"] * len(counts["agents"]), rank["data"]["behaviors"][name]["collector"]) for rank in ranks]
+        yield from (f"behavior {name}: {error}" for error in _count_differences(counts, rows))
     for name, state in checkpoint.get("callbacks", {}).items():
         if name.partition("{")[0] == "Curriculum" and not state["lessons"].keys() == state["smoothed"].keys() == state["windows"].keys():
             yield "its Curriculum names different parameters"
@@ -215,11 +215,11 @@ def _count_differences(counts: State, collectors: Sequence[tuple[int, State]]) -
         if len(done["actions"]) != len(done["steps"]):
             yield f"rank {number} has {len(done['actions'])} actions for {len(done['steps'])} steps"
     steps = [step for _, collector in collectors for step in (collector.get("open_iteration") or {"steps": []})["steps"]]
-    found = {
+    totals = {
         "env_steps": sum(collector["env_steps"] for _, collector in collectors) + sum(int(step["valid"].sum()) for step in steps),
         "episodes": sum(collector["statistics"]["episodes"] for _, collector in collectors) + sum(len(step["ended"]) for step in steps),
     }
-    for name, number in found.items():
+    for name, number in totals.items():
         if collectors and number < counts[name]:
             yield f"all ranks together have fewer {name} than the run"
 

@@ -344,17 +344,17 @@ class Run:
         counts = {name: getattr(module, name) for name in module.COUNTS}
         ranks = self._states_of_ranks() if self.saves_run and self.dataset is not None else []
         additions = self.additions.save(module, self.changes)
-        own = {**module.describe(), **counts, "parameters": dict(self.parameter_values), "ranks": ranks, **additions}
-        checkpoint["lightning_rl"] = {"format_version": module.format_version, **own}
+        entries = {**module.describe(), **counts, "parameters": dict(self.parameter_values), "ranks": ranks, **additions}
+        checkpoint["lightning_rl"] = {"format_version": module.format_version, **entries}
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the checkpoint's counts; a Trainer that resumes its run also restores everything else when training starts."""
         state, module = checkpoint["lightning_rl"], self.module
         module.set_counts(state)
         self.ranks = state.get("ranks", []) if module.has_trainer else []
-        own = module.hparams.get("env") or {}
-        changed = changed_task(checkpoint.get("hyper_parameters", {}).get("env"), own)
-        known = {} if changed else own.get("parameters", {})  # settings given explicitly win
+        env = module.hparams.get("env") or {}
+        changed = changed_task(checkpoint.get("hyper_parameters", {}).get("env"), env)
+        known = {} if changed else env.get("parameters", {})  # settings given explicitly win
         self.parameter_values = {name: value for name, value in state.get("parameters", {}).items() if name in known}
         self.changed_task = changed if module.has_trainer else []
         self.additions.load(module, state)
@@ -401,11 +401,11 @@ class Run:
         module = self.module
         run = {"num_envs": self.dataset.collector.num_envs, "data": self.dataset.get_state(), "log": self.log_rows.get_state()}
         attributes = {"attributes": read_attributes(module)[0]} if module.global_rank else {}  # those of rank 0 are the checkpoint's
-        own = to_plain({**run, **self._get_learning_state(), "random": random_state(), **attributes})
+        rank_state = to_plain({**run, **self._get_learning_state(), "random": random_state(), **attributes})
         if self.trainer.world_size == 1:
-            return [own]
+            return [rank_state]
         file = io.BytesIO()
-        torch.save(own, file)  # the pickles of `all_gather_object` do not support all types of tensors
+        torch.save(rank_state, file)  # the pickles of `all_gather_object` do not support all types of tensors
         return [torch.load(io.BytesIO(state), weights_only=True) for state in of_all_ranks(file.getvalue())]
 
     def data_of_ranks(self, name: str) -> list[tuple[State, int]]:
@@ -433,8 +433,8 @@ class Run:
         num_ranks, continues = self.trainer.world_size, self.trainer.ckpt_path is not None
         new_episodes: str | None = "the checkpoint contains no state of a run" if continues else "the model continues in a new fit"
         if ranks:
-            found, agents = f"{len(ranks)} x {ranks[0]['num_envs']}", " x agents" * (module.spaces.rows > 1)
-            new_episodes = f"the checkpoint has {found} (ranks x env.num_envs{agents}), not {num_ranks} x {module.num_envs}"
+            size, agents = f"{len(ranks)} x {ranks[0]['num_envs']}", " x agents" * (module.spaces.rows > 1)
+            new_episodes = f"the checkpoint has {size} (ranks x env.num_envs{agents}), not {num_ranks} x {module.num_envs}"
         if state is None:
             for learner in self.all.values() if module.global_rank == 0 else ():  # one rank takes over the counts of all
                 learner.continue_counts()

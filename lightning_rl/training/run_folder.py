@@ -54,23 +54,23 @@ def take_run(
         return
     continues = ckpt_path == "last"
     with _made(folder):
-        run, found = choose_run(folder, ckpt_path, name)
+        run, checkpoint = choose_run(folder, ckpt_path, name)
         while is_new := not run.exists():
             with suppress(FileExistsError):  # another process has just made it
                 run.mkdir()
                 break
-            run, found = choose_run(folder, ckpt_path, name)
+            run, checkpoint = choose_run(folder, ckpt_path, name)
         with locked(run, say):
             try:
                 if end_replacing(run):  # left behind by a kill
                     say(f"the run in {run} is restored: the run that was replacing it was killed before it saved anything")
-                if continues and found is None:
-                    found = last_generation(run / "checkpoints")
+                if continues and checkpoint is None:
+                    checkpoint = last_generation(run / "checkpoints")
                 saved = find_saved(run / "checkpoints")
-                goes_on = continues and saves and (found is not None or saved is None)
+                goes_on = continues and saves and (checkpoint is not None or saved is None)
                 if name is not None and not (force or goes_on or is_blank(run)):
                     raise SettingError(describe_run(run, saved))
-                yield run, found
+                yield run, checkpoint
             finally:
                 if is_new and is_blank(run):
                     shutil.rmtree(run, ignore_errors=True)
@@ -85,9 +85,9 @@ def choose_run(folder: Path, ckpt_path: str | Path | None, name: str | None = No
     runs = [folder / f"version_{number}" for number in numbers] if name is None else [folder / name]
     if ckpt_path == "last":
         for run in reversed(runs):
-            found = last_generation(run / "checkpoints")
-            if found is not None:
-                return run, found
+            checkpoint = last_generation(run / "checkpoints")
+            if checkpoint is not None:
+                return run, checkpoint
         ckpt_path = None
     return folder / (name or f"version_{numbers[-1] + 1 if numbers else 0}"), ckpt_path
 

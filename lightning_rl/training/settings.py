@@ -299,8 +299,8 @@ def actor_settings(algorithm: Any) -> dict[str, Any]:
     if not algorithm.use_sde and algorithm.log_std_init != type(algorithm).log_std_init:
         raise SettingError("log_std_init is a setting of use_sde, which is false; remove it")
     sde = sde_settings(algorithm, max(1, algorithm.train_freq // algorithm.num_envs), learn_features=True)
-    own = {"critic_obs": hidden_observations(algorithm.critic_obs), "layers": algorithm.actor_layers}
-    return {**algorithm.network_settings, **own, "sde": sde, "log_std_init": algorithm.log_std_init}
+    specific = {"critic_obs": hidden_observations(algorithm.critic_obs), "layers": algorithm.actor_layers}
+    return {**algorithm.network_settings, **specific, "sde": sde, "log_std_init": algorithm.log_std_init}
 
 
 def make_actor_critic(algorithm: ActorCriticFields) -> ActorCritic:
@@ -311,10 +311,10 @@ def make_actor_critic(algorithm: ActorCriticFields) -> ActorCritic:
 def actor_critic_settings(algorithm: ActorCriticFields) -> dict[str, Any]:
     """Return the settings of an actor-critic network."""
     names = ("share_encoder", "action_dist", "log_std_init", "ortho_init", "value_transform", "value_support")
-    own = {name: getattr(algorithm, name) for name in names}
+    specific = {name: getattr(algorithm, name) for name in names}
     streams, hidden = len(algorithm.reward_signals), hidden_observations(algorithm.critic_obs)
     sde = sde_settings(algorithm, algorithm.n_steps, learn_features=False)
-    return {**algorithm.network_settings, **own, "sde": sde, "streams": streams, "critic_obs": hidden}
+    return {**algorithm.network_settings, **specific, "sde": sde, "streams": streams, "critic_obs": hidden}
 
 
 def hidden_observations(critic_obs: list[str] | str | None) -> list[str]:

@@ -44,7 +44,7 @@ class SignalLearner(SideLearner):
         self.began: float | None = None
         """The environment steps of all ranks when counting starts."""
 
-    def optimizers(self, algorithm: LearningModule, own: list[Optimizer]) -> list[Optimizer]:
+    def optimizers(self, algorithm: LearningModule, existing: list[Optimizer]) -> list[Optimizer]:
         self.own = [signal.configure_optimizer() for signal in self.learning.values()]
         for signal, optimizer in zip(self.learning.values(), self.own, strict=True):
             for group in optimizer.param_groups:
@@ -201,8 +201,8 @@ class Cloning(SideLearner):
     def __init__(self, config: CloningConfig) -> None:
         self.config = config
 
-    def optimizers(self, algorithm: LearningModule, own: list[Optimizer]) -> list[Optimizer]:
-        self.optimizer = ScheduledAdam(parameters_in(own, algorithm.network))
+    def optimizers(self, algorithm: LearningModule, existing: list[Optimizer]) -> list[Optimizer]:
+        self.optimizer = ScheduledAdam(parameters_in(existing, algorithm.network))
         return [self.optimizer]
 
     def begin(self, algorithm: LearningModule) -> None:

@@ -140,9 +140,9 @@ class Trainer(EvaluatingTrainer):
         if checkpoint is None and not any(isinstance(callback, pl.callbacks.Checkpoint) for callback in given):
             enable_checkpointing = False
         saves, shows = enable_checkpointing is not False and not fast_dev_run, enable_progress_bar is not False
-        ours = own_callbacks(given, evaluation, checkpoint if saves else None, shows, plot and not fast_dev_run)
+        built = own_callbacks(given, evaluation, checkpoint if saves else None, shows, plot and not fast_dev_run)
         self.stop = StopOnSignal()
-        ours.append(self.stop)
+        built.append(self.stop)
         plugins = [plugins] if plugins is not None and not isinstance(plugins, list) else list(plugins or [])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(AtomicCheckpointIO())
@@ -151,7 +151,7 @@ class Trainer(EvaluatingTrainer):
             default_root_dir=default_root_dir,
             max_epochs=max_epochs,
             logger=False if self.default_loggers else logger,
-            callbacks=[*given, ShareFolder(), *ours],
+            callbacks=[*given, ShareFolder(), *built],
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
@@ -167,12 +167,12 @@ class Trainer(EvaluatingTrainer):
             super().__init__(**arguments, **kwargs)
         self.given_loggers = self.loggers
         self.savers = [
-            callback for callback in given + ours if isinstance(callback, BestModel | SaveCheckpoints) and callback.folder is None
+            callback for callback in given + built if isinstance(callback, BestModel | SaveCheckpoints) and callback.folder is None
         ]
         self.model_checkpoints = [
             callback for callback in given if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None
         ]
-        self.evaluators = [callback for callback in given + ours if isinstance(callback, RolloutEvaluator) and callback.file is None]
+        self.evaluators = [callback for callback in given + built if isinstance(callback, RolloutEvaluator) and callback.file is None]
         self.run_folder: Path | None = None
         """Folder of the last run; None before the first run, and for a run without files."""
         self.settings: Plain | None = None
@@ -219,37 +219,37 @@ class Trainer(EvaluatingTrainer):
         if ckpt_path not in (None, "last") and Path(ckpt_path).is_dir():
             ckpt_path = checkpoint_of(ckpt_path, "ckpt_path", "last.ckpt")
         with ExitStack() as stack:
-            run_folder, found = self._choose_folder(model, ckpt_path, force, stack)
-            if ckpt_path == "last" and found is None:
+            run_folder, checkpoint = self._choose_folder(model, ckpt_path, force, stack)
+            if ckpt_path == "last" and checkpoint is None:
                 self.say(f"no last.ckpt below {run_folder.parent / (self.run_name or '')}: starting a new run")
-            count = model.count if found is None else check_fits(model, found)
+            count = model.count if checkpoint is None else check_fits(model, checkpoint)
             unnamed = describe_unnamed(model) if self.checkpoint_callbacks else None
             for line in (
                 *describe_zero_limits(self),
                 unnamed,
-                *(() if found is None else (differences(found), describe_changes(model, found))),
+                *(() if checkpoint is None else (differences(checkpoint), describe_changes(model, checkpoint))),
             ):
                 if line is not None:
                     self.say(line)
             if count >= model.length:
                 self.say(f"already at {count:,} of {model.length:,} {model.counted}; raise max_{model.counter} to continue")
-                if found is None:
+                if checkpoint is None:
                     self.run_folder = folder_of(model)
                     return
             self.run_folder = None if self.fast_dev_run or self.barebones else run_folder
             seed = self.config.get("seed_everything", seed_of_program())
-            self.seed = seed if found is None else read_seed(found, seed)
-            if found is None:
+            self.seed = seed if checkpoint is None else read_seed(checkpoint, seed)
+            if checkpoint is None:
                 draw_seed()
             for line in [] if init_from is None else take_weights(model, init_from):
                 self.say(line)
-            continues_here = found is not None and Path(found).resolve().is_relative_to(run_folder.resolve())
+            continues_here = checkpoint is not None and Path(checkpoint).resolve().is_relative_to(run_folder.resolve())
             if force and not continues_here:
                 stack.enter_context(replacing(run_folder, bool(self.savers)))
             if self.may_choose and self.strategy.root_device.type == "cuda" and suits_cpu(model):
                 self.say("a network this small probably learns faster on a CPU: trainer.accelerator cpu (auto chose the GPU)")
             keep_freed_memory()
-            for context in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, found))):
+            for context in (one_thread(), quiet_tensorboard(), torch_threads(self._choose_threads(model, checkpoint))):
                 stack.enter_context(context)
             stack.enter_context(self.stop.listening(partial(forward_signal, self)))
             if continues_here and self._writes:
@@ -257,7 +257,7 @@ class Trainer(EvaluatingTrainer):
             try:
                 self._prepare_folder(run_folder, model, count if continues_here else -1)
                 with report_lost_ranks(lambda: f"{model.count:,} {model.counted}" if model.count else ""), hidden_notices():
-                    super().fit(model, ckpt_path=found, weights_only=weights_only)
+                    super().fit(model, ckpt_path=checkpoint, weights_only=weights_only)
                 if (results := take_results(self)) is not None:
                     model.run.set_results(results)
             except RunStoppedError:
@@ -341,8 +341,8 @@ class Trainer(EvaluatingTrainer):
         self.settings = None
         for saver in self.savers:
             saver.folder = run / "checkpoints"
-        for theirs in self.model_checkpoints:
-            theirs.dirpath = str(run / "checkpoints")
+        for model_checkpoint in self.model_checkpoints:
+            model_checkpoint.dirpath = str(run / "checkpoints")
         for evaluator in self.evaluators if not self.fast_dev_run else []:
             evaluator.file = run / "evaluations.csv"
         if not self._writes:
@@ -376,9 +376,9 @@ class Trainer(EvaluatingTrainer):
         if model.hparams["env"] is None:
             return None
         registered = find_user_module(model.hparams["env"]["id"])
-        found = [type(model).__module__, registered, *foreign_modules(model.hparams, run)]
+        needed = [type(model).__module__, registered, *foreign_modules(model.hparams, run)]
         known = {"lightning_rl", *(module.partition(".")[0] for module in self.imports)}
-        modules = [*self.imports, *(module for module in found if module and module.partition(".")[0] not in known)]
+        modules = [*self.imports, *(module for module in needed if module and module.partition(".")[0] not in known)]
         if "__main__" in modules:  # other programs cannot import it
             return None
         return f"lightning-rl {subcommand}" + "".join(f" --import {module}" for module in dict.fromkeys(modules))

@@ -34,7 +34,7 @@ REFUSED_FLAGS = {
 """Flags of Lightning's Trainer that have no effect here: their neutral values, the reason, and the setting to use instead."""
 
 
-def check_flags(flags: Mapping[str, object], own: Iterable[str]) -> None:
+def check_flags(flags: Mapping[str, object], names: Iterable[str]) -> None:
     """Raise `SettingError` for flags that are unknown, have no effect here, or are set by environment variables.
 
     Args:
@@ -42,7 +42,7 @@ def check_flags(flags: Mapping[str, object], own: Iterable[str]) -> None:
         own: names of our Trainer's settings, for suggestions.
     """
     for name in flags.keys() - settings_of(pl.Trainer).keys():
-        hint = way_out(name, [*settings_of(pl.Trainer), *own], in_python=True)
+        hint = way_out(name, [*settings_of(pl.Trainer), *names], in_python=True)
         if owners_of(name):
             hint = f"; it is a setting of the algorithm, such as lrl.{owners_of(name)[0]}(env, {name}=…)"
         raise SettingError(f"trainer.{name} is not a flag{hint}")
@@ -120,21 +120,21 @@ def own_callbacks(
 
     Raises `SettingError`: checkpoints monitor a metric of evaluations, but evaluations are off.
     """
-    ours: list[pl.Callback] = []
+    callbacks: list[pl.Callback] = []
     if evaluation is not None:
         settings = dict(vars(evaluation))
         ends = {name: settings.pop(name) for name in ("stop_at", "patience")}
         if not any(isinstance(callback, RolloutEvaluator) for callback in given):
-            ours.append(RolloutEvaluator(**settings))
+            callbacks.append(RolloutEvaluator(**settings))
         if any(end is not None for end in ends.values()):
-            ours.append(StopOnEvaluation(**ends))
+            callbacks.append(StopOnEvaluation(**ends))
     if checkpoint is not None:
         if evaluation is None and checkpoint.monitor != CheckpointConfig.monitor and not given:
             raise SettingError(f"checkpoint.monitor {checkpoint.monitor!r} needs evaluations, but evaluation is null")
         saving = dict(vars(checkpoint))
-        ours += [BestModel(monitor=saving.pop("monitor"), mode=saving.pop("mode")), SaveCheckpoints(**saving)]
+        callbacks += [BestModel(monitor=saving.pop("monitor"), mode=saving.pop("mode")), SaveCheckpoints(**saving)]
     if shows_progress and not any(isinstance(callback, pl.callbacks.ProgressBar) for callback in given):
-        ours.append(EnvStepsProgressBar())
+        callbacks.append(EnvStepsProgressBar())
     if plots:
-        ours.append(PlotCurve())
-    return ours
+        callbacks.append(PlotCurve())
+    return callbacks
