@@ -133,9 +133,9 @@ class Confirmation:
 
     def record(self, run: StudyRun, message: Message) -> None:
         """Record an evaluation, unless an interrupted run only repeats it."""
-        found = self._found(run)
-        if message.count not in [count for count, _ in found["evaluations"]]:
-            self._keep(run, {**found, "evaluations": [*found["evaluations"], [message.count, message.value]]})
+        stored = self._found(run)
+        if message.count not in [count for count, _ in stored["evaluations"]]:
+            self._keep(run, {**stored, "evaluations": [*stored["evaluations"], [message.count, message.value]]})
 
     def end_run(self, run: StudyRun) -> None:
         """Record that a run has ended."""
@@ -151,8 +151,8 @@ class Confirmation:
 
     def values(self, number: int) -> list[float]:
         """Return the value of each new run of a trial; NaN for those that have failed or not ended."""
-        found = [self._found(StudyRun(number, seed)) for seed in self.seeds]
-        return [self.objective.best([value for _, value in trial["evaluations"]]) if trial["ended"] else math.nan for trial in found]
+        trials = [self._found(StudyRun(number, seed)) for seed in self.seeds]
+        return [self.objective.best([value for _, value in trial["evaluations"]]) if trial["ended"] else math.nan for trial in trials]
 
     def mean(self, trial: FrozenTrial) -> float:
         """Return the mean over all runs of a trial, old and new; NaN if one has failed or not ended."""
@@ -169,8 +169,8 @@ class Confirmation:
     def _found(self, run: StudyRun) -> Plain:
         return self.study.user_attrs.get(ATTRIBUTE, {}).get(f"{run.number} {run.seed}", {"evaluations": [], "ended": False})
 
-    def _keep(self, run: StudyRun, found: Plain) -> None:
-        self.study.set_user_attr(ATTRIBUTE, {**self.study.user_attrs.get(ATTRIBUTE, {}), f"{run.number} {run.seed}": found})
+    def _keep(self, run: StudyRun, content: Plain) -> None:
+        self.study.set_user_attr(ATTRIBUTE, {**self.study.user_attrs.get(ATTRIBUTE, {}), f"{run.number} {run.seed}": content})
 
 
 def check_records(study: optuna.Study, space: SearchSpace, objective: Objective, seeds: int) -> None:

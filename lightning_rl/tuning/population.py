@@ -98,19 +98,19 @@ class Population:
 
     def record(self, member: int, message: Message) -> None:
         """Record an evaluation of a member."""
-        found = Evaluation(member, message.count, message.value, self.periods[member])
-        self.evaluations.append(found)
+        evaluation = Evaluation(member, message.count, message.value, self.periods[member])
+        self.evaluations.append(evaluation)
         write_text(self.folder / "population.csv", self._table())
-        if math.isfinite(found.value) and (self.best is None or self.objective.best([found.value, self.best.value]) == found.value):
-            self.best = found
+        if math.isfinite(message.value) and (self.best is None or self.objective.best([message.value, self.best.value]) == message.value):
+            self.best = evaluation
             self._keep_best()
-            self.on_best(found)
+            self.on_best(evaluation)
 
     def end(self, member: int, error: str = "") -> None:
         """Record that the run of a member has ended, or has failed."""
         self.ended += 1
-        own = [evaluation for evaluation in self.evaluations if evaluation.member == member]
-        result = f"{as_text(own[-1].value)} at {own[-1].count:,}" if own else "no evaluation"
+        evaluations = [evaluation for evaluation in self.evaluations if evaluation.member == member]
+        result = f"{as_text(evaluations[-1].value)} at {evaluations[-1].count:,}" if evaluations else "no evaluation"
         if error:
             self.errors.append(error)
             result = f"failed ({error})"
@@ -120,13 +120,13 @@ class Population:
     def replace(self, member: int, source: int, values: Mapping[str, Value]) -> dict[str, Value]:
         """Let a member continue from another member's run, with settings clipped to the ranges of the space; return the settings."""
         values = {dimension.path: dimension.clip(values[dimension.path]) for dimension in self.space.dimensions}
-        last, own = ([evaluation for evaluation in self.evaluations if evaluation.member == one][-1] for one in (source, member))
+        last, replaced = ([evaluation for evaluation in self.evaluations if evaluation.member == one][-1] for one in (source, member))
         before = last.periods[-1].values
         self.periods[member] = (*last.periods, Period(last.count, values, source))
         changed = [
             f"{shorten_path(path)} {as_text(before[path])} -> {as_text(values[path])}" for path in values if values[path] != before[path]
         ]
-        line = f"at {last.count:,}: member {member} ({as_text(own.value)}) continues from member {source} ({as_text(last.value)})"
+        line = f"at {last.count:,}: member {member} ({as_text(replaced.value)}) continues from member {source} ({as_text(last.value)})"
         self.say(f"{line}: {', '.join(changed) or 'the same settings'}")
         return values
 
@@ -159,14 +159,14 @@ class Population:
     def replay(self, scheduled: Collection[str]) -> dict[str, Value]:
         """Return the settings that repeat the schedule of the best member; the last value where that is not a schedule of numbers."""
         assert self.best is not None
-        periods, found = self.best.periods, dict(self.best.periods[-1].values)
+        periods, settings = self.best.periods, dict(self.best.periods[-1].values)
         times = [period.start / self.objective.length for period in periods]
-        for path in found:
+        for path in settings:
             values = [period.values[path] for period in periods]
             if shorten_path(path) in scheduled and len(periods) > 1 and all(isinstance(value, int | float) for value in values):
                 points = [[at, value] for at, *both in zip(times[1:], values, values[1:], strict=False) for value in both]
-                found[path] = {"schedule": "piecewise", "points": [[0.0, values[0]], *points]}
-        return found
+                settings[path] = {"schedule": "piecewise", "points": [[0.0, values[0]], *points]}
+        return settings
 
     def write_best(self, config: Mapping[str, object]) -> None:
         """Write `best.yaml`, the config of a run that repeats the schedule of the best member."""
@@ -196,11 +196,11 @@ class Population:
     def _draw(self, axes: Axes, name: str, value: Callable[[Evaluation], float]) -> None:
         """Draw a line for each member, broken where it continues from another one."""
         for member in range(self.size):
-            own = [evaluation for evaluation in self.evaluations if evaluation.member == member]
-            for period in dict.fromkeys(id(evaluation.periods[-1]) for evaluation in own):
-                part = [evaluation for evaluation in own if id(evaluation.periods[-1]) == period]
+            evaluations = [evaluation for evaluation in self.evaluations if evaluation.member == member]
+            for period in dict.fromkeys(id(evaluation.periods[-1]) for evaluation in evaluations):
+                part = [evaluation for evaluation in evaluations if id(evaluation.periods[-1]) == period]
                 counts, values = [evaluation.count for evaluation in part], [value(evaluation) for evaluation in part]
-                label = f"member {member}" if part[0] is own[0] else None
+                label = f"member {member}" if part[0] is evaluations[0] else None
                 axes.plot(counts, values, marker="o", markersize=3, linewidth=1, color=f"C{member % 10}", label=label)
         axes.set_title(name, loc="left")
         axes.grid(color="#dddddd", linewidth=0.8)

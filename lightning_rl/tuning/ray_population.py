@@ -58,20 +58,20 @@ class MemberTrainable(tune.Trainable):
     def step(self) -> Plain:
         """Train until the next evaluation; return the evaluation, and how the process ended."""
         process = RunProcess(self.train_run, self.plan_member(self.member, self.values))
-        found, message = Message("stopped"), Message("begins")
+        evaluation, message = Message("stopped"), Message("begins")
         try:
             while message.kind in ("begins", "evaluation"):
                 message = process.pipe.recv()
                 if message.kind == "evaluation":
-                    found = message
+                    evaluation = message
                 if message.kind in ("begins", "evaluation"):
                     process.pipe.send("stop" if message.kind == "evaluation" and not message.final else "go")
         except (EOFError, OSError):
             message = Message("failed", text=process.exit_reason())
         finally:
             process.kill()
-        done = message.kind != "stopped" or found.kind != "evaluation"
-        return {**vars(found), "end": message.kind, "text": message.text, "member": self.member, "done": done}
+        done = message.kind != "stopped" or evaluation.kind != "evaluation"
+        return {**vars(evaluation), "end": message.kind, "text": message.text, "member": self.member, "done": done}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Copy the files of the run as its process left them."""

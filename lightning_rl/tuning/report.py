@@ -36,10 +36,10 @@ def write_trials(study: Study) -> Path:
     writer.writerow(["trial", "state", "value", "confirmed", *numbered, "seconds", *map(shorten_path, paths), "error"])
     for trial in study.trials:
         runs = trial.user_attrs.get("evaluations", [])
-        own = [study.objective.best([value for _, value in run]) for run in runs] + [math.nan] * (seeds - len(runs))
-        own += again.get(trial.number, [math.nan] * (len(numbered) - seeds))
+        seed_values = [study.objective.best([value for _, value in run]) for run in runs] + [math.nan] * (seeds - len(runs))
+        seed_values += again.get(trial.number, [math.nan] * (len(numbered) - seeds))
         mean = confirmation.mean(trial) if trial.number in again else None
-        values = ["" if value is None or math.isnan(value) else repr(value) for value in (trial.value, mean, *own)]
+        values = ["" if value is None or math.isnan(value) else repr(value) for value in (trial.value, mean, *seed_values)]
         parameters = [trial.params[path] for path in paths]
         error = trial.user_attrs.get("error", "") or confirmation.error(trial.number)
         writer.writerow([trial.number, trial.state.name.lower(), *values, trial.user_attrs.get("seconds", ""), *parameters, error])
@@ -87,9 +87,9 @@ def draw_history(study: Study, axes: Axes) -> None:
     """Draw the value of each trial and the best so far."""
     marks = {TrialState.COMPLETE: ("complete", "o", "#0072B2"), TrialState.PRUNED: ("pruned", "x", "#999999")}
     for state, (name, marker, color) in marks.items():
-        found = [(trial.number, trial.value) for trial in study.trials if trial.state == state and trial.value is not None]
-        if found:
-            axes.scatter(*zip(*found, strict=True), marker=marker, color=color, label=name)
+        points = [(trial.number, trial.value) for trial in study.trials if trial.state == state and trial.value is not None]
+        if points:
+            axes.scatter(*zip(*points, strict=True), marker=marker, color=color, label=name)
     again = [(trial.number, mean) for trial in study.confirmation.trials if math.isfinite(mean := study.confirmation.mean(trial))]
     if again:
         axes.scatter(*zip(*again, strict=True), marker="D", facecolors="none", edgecolors="#009E73", label="mean of all seeds", zorder=3)
@@ -115,7 +115,7 @@ def find_importances(study: Study) -> tuple[dict[str, float], str]:
     if len({trial.value for trial in complete}) == 1:
         return {}, "importances cannot be computed: all complete trials have the same value"
     try:
-        found = get_param_importances(study.study, evaluator=PedAnovaImportanceEvaluator())
+        importances = get_param_importances(study.study, evaluator=PedAnovaImportanceEvaluator())
     except (ValueError, RuntimeError) as error:
         return {}, f"importances cannot be computed: {error}"
-    return found, ""
+    return importances, ""

@@ -95,17 +95,17 @@ class SearchSpace:
             config: the model's settings.
             schedules: the model's schedules; each counts with its first value.
         """
-        found: dict[str, Value] = {}
+        values: dict[str, Value] = {}
         for dimension in self.dimensions:
             name = dimension.path.removeprefix("model.")
             value = schedules[name](0.0) if name in schedules else find_setting(config, name)
             value = as_choice(value)
             if isinstance(dimension.distribution, CategoricalDistribution):
                 if value in (choices := dimension.distribution.choices):
-                    found[dimension.path] = choices[choices.index(value)]  # 1 and true are equal: take the listed one
+                    values[dimension.path] = choices[choices.index(value)]  # 1 and true are equal: take the listed one
             elif isinstance(value, int | float) and not isinstance(value, bool):
-                found[dimension.path] = dimension.clip(value)
-        return found
+                values[dimension.path] = dimension.clip(value)
+        return values
 
     def options(self, values: Mapping[str, Value]) -> list[str]:
         """Return the options of `fit` for the values of a trial."""
@@ -144,10 +144,10 @@ def find_space(name: str | None, algorithm: type) -> Path:
     """
     packaged = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
     if name is None:
-        found = [packaged[base.__name__] for base in algorithm.__mro__ if base.__name__ in packaged]
-        if not found:
+        files = [packaged[base.__name__] for base in algorithm.__mro__ if base.__name__ in packaged]
+        if not files:
             raise SettingError(f"there is no packaged search space for {algorithm.__name__}: write one and name it, --space FILE")
-        return found[0]
+        return files[0]
     path = Path(name)
     if not path.is_file():
         raise SettingError(f"--space {name}: there is no such file{nearest(name, [str(file) for file in path.parent.glob('*.yaml')])}")

@@ -109,15 +109,15 @@ def open_storage(folder: Path) -> RDBStorage:
     if names not in ([], [STUDY]):
         raise ValueError(f"it holds {', '.join(names)}, not a study of tune")
     with storage.engine.connect() as connection:
-        found = connection.execute(text("PRAGMA foreign_key_check")).first()
-    if found is not None:
-        raise ValueError(f"{found[0]} has a row without its row in {found[2]}")
+        violation = connection.execute(text("PRAGMA foreign_key_check")).first()
+    if violation is not None:
+        raise ValueError(f"{violation[0]} has a row without its row in {violation[2]}")
     return storage
 
 
 def reason_of(error: BaseException) -> str:
     """Return why SQLite, or Optuna, failed, on one line."""
-    cause = next((found for found in causes_of(error) if isinstance(found, SQLAlchemyError)), error)
+    cause = next((candidate for candidate in causes_of(error) if isinstance(candidate, SQLAlchemyError)), error)
     reason = getattr(cause, "orig", None) or (cause if type(cause) is ValueError else f"{type(cause).__name__}: {cause}")
     return shorten(str(reason), 100, placeholder=" …")
 
@@ -174,9 +174,9 @@ class Study:
         """Trials with a run to start: those that a killed study was running, and those with further seeds."""
 
     def _check_definition(self, config: Mapping[str, object]) -> None:
-        own = {name: value for name, value in vars(self.settings).items() if name not in CHANGEABLE}
+        settings = {name: value for name, value in vars(self.settings).items() if name not in CHANGEABLE}
         space = {path: distribution_to_json(distribution) for path, distribution in self.space.distributions.items()}
-        definition = {"config": config, "space": space, **own}
+        definition = {"config": config, "space": space, **settings}
         before = self.study.user_attrs.get("definition")
         if before is None and not self.trials:
             self.study.set_user_attr("definition", definition)
@@ -196,7 +196,7 @@ class Study:
         try:
             yield
         except Exception as error:  # Ray Tune raises its own
-            if not any(isinstance(found, SQLAlchemyError) for found in causes_of(error)):
+            if not any(isinstance(cause, SQLAlchemyError) for cause in causes_of(error)):
                 raise
             what = f"{self.folder / FILE} could not be written ({reason_of(error)})"
             raise UnsavedError(f"{what}: make room there, and repeat the command, which continues the study") from error
@@ -280,7 +280,7 @@ class Study:
         step, known = self.objective.step(seed, message.count), self.trials[number].intermediate_values
         if step not in known:
             values = [[value for count, value in run if count <= message.count][-1:] for run in runs]
-            trial.report(float(np.mean([value for found in values for value in found])), step)
+            trial.report(float(np.mean([value for run_values in values for value in run_values])), step)
         is_last = message.final and seed + 1 == self.settings.seeds
         if step < max(known, default=0) or is_last or not self._must_prune(run, step):
             return False
