@@ -181,8 +181,8 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
             check_choice("critic_obs", joint, ("all", "state"))
         is_scene = self.spaces is None and getattr(self.env, "is_unity", False)
         self.spaces = self.spaces or probe_spaces(self.env, joint if isinstance(joint, str) else "")
-        for name, found in find_roles(self.env).items() if is_scene else ():
-            setattr(self, name, found if getattr(self, name) is None else getattr(self, name))
+        for name, value in find_roles(self.env).items() if is_scene else ():
+            setattr(self, name, value if getattr(self, name) is None else getattr(self, name))
         if isinstance(joint, str) and self.spaces.joint != joint:
             raise SettingError(
                 f"critic_obs {joint} is not in the given spaces; a Behavior takes it from partial(PPO, critic_obs={joint!r})"

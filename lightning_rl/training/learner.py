@@ -137,7 +137,7 @@ class Learner:
     def networks(self) -> list[nn.Module]:
         """Return the policy, the critics and their targets."""
         algorithm = self.algorithm
-        return [algorithm.network, *(each for each in algorithm.children() if isinstance(each, Critic | PolicyNetwork))]
+        return [algorithm.network, *(child for child in algorithm.children() if isinstance(child, Critic | PolicyNetwork))]
 
     def all_optimizers(self) -> list[Optimizer]:
         """Return all optimizers without Lightning's wrappers, which would count each step as a `global_step`."""
