@@ -309,7 +309,7 @@ def settings_of_all():
         yield from (f"trainer.{name}" for name in signature(trainer).parameters)
     yield from (*dir(pl.Callback), "pl.Callback", "on_update_end")
     yield from (f"env.kwargs.{field.name}" for field in fields(UnitySettings))
-    yield from ("seed_everything", "action_mask", "reward_signals.rnd.strength", "best.ckpt")
+    yield from ("seed_everything", "action_mask", "reward_signals.rnd.strength", "best.ckpt", "configure_optimizers")
 
 
 def test_what_newcomers_are_told_to_write_exists():
