@@ -266,11 +266,18 @@ def split(x: Tensor, sizes: list[int]) -> Sequence[Tensor]:
     return [x] if len(sizes) == 1 else x.split(sizes, 1)
 
 
+def place_of_sensor(name: str) -> int:
+    """Return the number of a sensor `obs_<number>` of a Unity scene, which gymnasium sorts as text; others, with 0, keep their order."""
+    prefix, _, number = name.rpartition("_")
+    return int(number) if prefix == "obs" and number.isdecimal() else 0
+
+
 def in_order(tree: Tree) -> Iterator[np.ndarray]:
-    """Yield the leaves of a tree in the order of its space, where `tree_leaves` sorts by name."""
+    """Yield the leaves of a tree in the order of its space, where `tree_leaves` sorts by name; `obs_2` comes before `obs_10`."""
     if isinstance(tree, dict | tuple):
-        for child in tree.values() if isinstance(tree, dict) else tree:
-            yield from in_order(child)
+        names = sorted(tree, key=place_of_sensor) if isinstance(tree, dict) else range(len(tree))
+        for name in names:
+            yield from in_order(tree[name])
     else:
         yield tree
 

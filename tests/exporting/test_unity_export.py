@@ -13,13 +13,13 @@ from torch import nn
 from lightning_rl import GRU, LSTM, PPO, SettingError, export_policy, load_policy
 from lightning_rl.distributions import SDE
 from lightning_rl.exporting.export import check
-from lightning_rl.exporting.unity import Unity, UnityGraph, problems
+from lightning_rl.exporting.unity import Unity, UnityGraph, in_order, problems
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.normalization import RunningMeanStd
 from lightning_rl.networks.off_policy import Actor
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.policy import Policy
-from lightning_rl.spaces import Spaces
+from lightning_rl.spaces import Spaces, allocate
 from tests.command_line import run
 from tests.exporting.exported import described, save
 from tests.fitting import tiny
@@ -162,6 +162,12 @@ def test_observations_are_in_the_order_of_the_space_and_images_from_0_to_1_with_
     x = policy.network.policy({name: torch.from_numpy(leaf)[None] for name, leaf in obs.items()}, (), None)[0]
     found = outputs_of(data, obs_0=[obs["zoom"]], obs_1=[image], obs_2=[obs["agents"]], action_masks=np.ones((1, 7)))
     assert found["deterministic_discrete_actions"].tolist() == [[int(x.argmax())]]
+
+
+def test_the_tenth_sensor_comes_after_the_second():
+    space = Dict({f"obs_{i}": Box(0, 1, (i + 1,)) for i in range(12)})  # gymnasium sorts them as text
+    assert [len(leaf) for leaf in in_order(allocate(space))] == list(range(1, 13))
+    assert [len(leaf) for leaf in in_order(allocate(Dict([("b", Box(0, 1, (1,))), ("a", Box(0, 1, (2,)))])))] == [1, 2]
 
 
 def test_sampled_actions_follow_the_distribution_and_the_mask():
