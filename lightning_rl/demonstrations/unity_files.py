@@ -7,6 +7,7 @@ action that answers request t stands at request t + 1; in files converted from o
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,7 +63,7 @@ def find_files(dataset: str) -> list[Path]:
     path = Path(split_pairing(dataset)[0])
     if path.suffix == SUFFIX:
         return [path]
-    return sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else []
+    return sorted(path.glob(f"*{SUFFIX}")) if os.path.isdir(path) else []  # False for invalid file names
 
 
 def split_pairing(dataset: str) -> tuple[str, str | None]:

@@ -31,7 +31,7 @@ class GAIL(LearnedSignal):
     Args:
         spaces: spaces of the environment.
         actions: returns the policy's distribution, after it is built.
-        demo_path: a Minari id or path, or a `.demo` file of Unity or a folder of them.
+        demo_path: a Minari id or path, or a `.demo` file of Unity or a folder of such files.
         use_actions: D also sees actions, on the environment's scale, and whether the episode terminated.
         use_vail: use the variational bottleneck (Peng et al. 2019, https://arxiv.org/abs/1810.00821).
         learning_rate: learning rate of Adam.

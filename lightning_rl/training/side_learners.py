@@ -158,7 +158,7 @@ class CloningConfig:
     """Gradient steps that imitate demonstrations: on-policy after each iteration, off-policy after each update.
 
     Args:
-        demo_path: a Minari id or path, or a `.demo` file of Unity or a folder of them; in Python also a list of `Demonstration`.
+        demo_path: a Minari id or path, or `.demo` files; in Python also a list of `Demonstration`.
         strength: learning rate, as a multiple of the algorithm's.
         steps: environment steps (or updates, if the run counts them) over which the learning rate falls to 0; 0: constant.
         batch_size: rows of a minibatch, or all if there are fewer; with a memory, they form sequences of its sequence_length. Default: the
