@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 
 import lightning_rl as lrl
@@ -235,3 +237,34 @@ def test_an_encoder_with_statistics_of_batches_acts_in_one_environment_by_those_
     assert model.training  # as it learned
     rows = torch.randn(40, 4).numpy()
     assert (model(rows) == model(rows)).all()
+
+
+class Compass(gym.Env):
+    """Shows a heading, one of four, and a speed."""
+
+    observation_space, action_space = Dict({"heading": Discrete(4), "speed": Box(-1, 1, (2,))}), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return {"heading": 3, "speed": np.zeros(2, np.float32)}, {}
+
+    def step(self, action):
+        return {"heading": 2, "speed": np.zeros(2, np.float32)}, 1.0, False, True, {}
+
+
+class Points(nn.Module):
+    """Notes what headings it reads."""
+
+    def __init__(self, space, features):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(4 + 2, features), set()
+
+    def forward(self, obs):
+        self.seen |= {(obs["heading"].dim(), obs["heading"].is_floating_point())}
+        return self.layer(torch.cat([nn.functional.one_hot(obs["heading"].long(), 4), obs["speed"]], -1))
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+def test_choices_reach_it_as_integers_of_one_axis_in_acting_and_learning(algorithm):
+    model = tiny(algorithm, encoder=Points, env={"id": Compass})
+    fit(model)
+    assert model.updates > 0 and next(each for each in model.network.modules() if isinstance(each, Points)).seen == {(1, False)}
