@@ -41,6 +41,7 @@ from lightning_rl.data.shared import JointCollector
 from lightning_rl.data.turns import Turns
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
+from lightning_rl.optimization import ScheduledOptimizer, split_vectors
 from lightning_rl.setting_names import MODELS
 from lightning_rl.sharing.agent import agent_of, is_agent
 from lightning_rl.sharing.hub import is_address
@@ -185,7 +186,8 @@ def _contradictions(checkpoint: Checkpoint, optimizers: Sequence[Optimizer] | No
     if optimizers is not None and len(states) != len(optimizers):
         yield f"it has {len(states)} optimizers, the model has {len(optimizers)}"
     for number, optimizer in enumerate(optimizers or ()):
-        yield from (f"optimizer {number}: {error}" for error in find_optimizer_differences(states[number], optimizer))
+        state = split_vectors(states[number], optimizer) if isinstance(optimizer, ScheduledOptimizer) else states[number]
+        yield from (f"optimizer {number}: {error}" for error in find_optimizer_differences(state, optimizer))
     run = checkpoint["lightning_rl"]
     ranks, behaviors = run.get("ranks", []), run.get("behaviors", {})
     if not behaviors:

@@ -86,6 +86,39 @@ def test_a_saved_run_can_continue_and_checking_leaves_the_model_as_it_was(conten
         assert [(parameter.data_ptr(), parameter.grad) for parameter in model.parameters()] == before
 
 
+def in_one_vector(state):
+    """The state of an optimizer as version 0.1.0 wrote it: one vector for all parameters."""
+    states = [state["state"][number] for number in state["param_groups"][0]["params"]]
+    moments = {name: torch.cat([each[name].flatten() for each in states]) for name in states[0].keys() - {"step"}}
+    return {"state": {0: {"step": states[0]["step"], **moments}}, "param_groups": [state["param_groups"][0] | {"params": [0]}]}
+
+
+def test_optimizers_with_one_vector_as_in_version_0_1_0_are_accepted(contents, models, tmp_path):
+    for name, model in models.items():
+        states = list(map(in_one_vector, contents[name]["optimizer_states"]))
+        torch.save(contents[name] | {"optimizer_states": states}, tmp_path / "a.ckpt")
+        assert check_fits(model, tmp_path / "a.ckpt") == 64
+
+
+@pytest.mark.parametrize("name", ["PPO", "A2C", "A2C with Adam"])
+def test_a_run_whose_optimizers_have_one_vector_as_in_version_0_1_0_continues_as_that_of_today(name, contents, tmp_path):
+    def continued(states):
+        algorithm, settings = MODELS[name]
+        torch.save(contents[name] | {"optimizer_states": states}, tmp_path / "run.ckpt")
+        model = tiny(algorithm, max_env_steps=96, **settings)
+        trainer = Trainer(
+            default_root_dir=tmp_path / str(states[0]["param_groups"][0]["params"]),
+            accelerator="cpu",
+            enable_progress_bar=False,
+            evaluation=None,
+        )
+        trainer.fit(model, ckpt_path=tmp_path / "run.ckpt")
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    states = contents[name]["optimizer_states"]
+    assert torch.equal(continued(list(map(in_one_vector, states))), continued(states))
+
+
 BAD_VECTORS = {
     "short": lambda v: torch.zeros(1),
     "long": lambda v: torch.zeros(len(v) + 1),
