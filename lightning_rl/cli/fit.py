@@ -25,7 +25,7 @@ from lightning_rl.cli.names import Option, read_options
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
 from lightning_rl.config_files import first_difference
 from lightning_rl.dotted_paths import check_function, import_modules
-from lightning_rl.envs.config import count_by_default
+from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, causes_of, check_seed, place_in_code, printable
 from lightning_rl.fields import settings_of
 from lightning_rl.loggers import is_wanted
@@ -99,7 +99,7 @@ class CLI(LightningCLI):
         self.config["fit"]["ckpt_path"] = self.ckpt_path
         env = self.config["fit"]["model"]["init_args"].get("env")
         if env is not None and env["num_envs"] is None:  # a config holds all numbers
-            env["num_envs"] = count_by_default(env["id"])
+            env["num_envs"] = EnvConfig(env["id"]).num_envs
         dumped = self.parser.dump(self.config, skip_validation=True, skip_none=False, skip_link_targets=False)
         self.config_dump = yaml.safe_load(dumped)["fit"]
 

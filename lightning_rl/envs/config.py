@@ -21,7 +21,7 @@ from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.sync import closing_env
 from lightning_rl.envs.tensors import PREFIX
-from lightning_rl.envs.unity.settings import EDITOR, UnitySettings, is_unity
+from lightning_rl.envs.unity.settings import EDITOR, UnitySettings
 from lightning_rl.errors import SettingError
 from lightning_rl.fields import Range, as_settings, read_fields
 
@@ -99,13 +99,14 @@ class EnvConfig:
         for name in ("atari", "observe_parameters"):
             object.__setattr__(self, name, bool(getattr(self, name)))  # in Python also 1 or an empty list
         read_fields(self, "env.")
+        is_unity = self.is_unity
         if self.num_envs is None:
-            object.__setattr__(self, "num_envs", count_by_default(self.name))
+            object.__setattr__(self, "num_envs", 1 if is_unity else DEFAULT_NUM_ENVS)
         if self.num_envs > MAX_ENVS:
             raise SettingError(f"env.num_envs {self.num_envs} is more than one process can step; the maximum is {MAX_ENVS:,}")
-        if self.is_unity:
+        if is_unity:
             self.check_unity()
-        for name in ("step_timeout", "max_restarts") if not self.is_unity else ():
+        for name in ("step_timeout", "max_restarts") if not is_unity else ():
             if getattr(self, name) is not None:
                 mode = ("async" if self.is_several_games else "sync") if self.vectorization == "auto" else self.vectorization
                 if mode != "async":
@@ -144,8 +145,8 @@ class EnvConfig:
 
     @property
     def is_unity(self) -> bool:
-        """Return whether this is a scene of Unity."""
-        return is_unity(self.name)
+        """Return whether this is a scene of Unity: `unity`, or `unity:PATH`."""
+        return isinstance(self.id, str) and self.id.partition(":")[0] == EDITOR
 
     @property
     def path(self) -> str | None:
@@ -177,11 +178,6 @@ class EnvConfig:
     def is_several_games(self) -> bool:
         """Return whether these are several Atari games, each of which `auto` steps in its own worker."""
         return self.atari and self.num_envs > 1
-
-
-def count_by_default(env_id: str) -> int:
-    """Return the default number of parallel environments with an id."""
-    return 1 if is_unity(env_id) else DEFAULT_NUM_ENVS
 
 
 def changed_task(before: object, now: object) -> list[str]:

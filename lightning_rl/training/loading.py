@@ -26,7 +26,7 @@ from lightning_rl.checkpoints.validation import check_content, is_finite
 from lightning_rl.envs.agents.copies import is_packaged, is_path
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.envs.unity.settings import EDITOR, is_unity
+from lightning_rl.envs.unity.settings import PREFIX
 from lightning_rl.errors import SettingError, check_path, nearest
 from lightning_rl.networks.acting import list_changes
 from lightning_rl.setting_names import MODELS, suggest_algorithm
@@ -80,7 +80,7 @@ def load(
             check_environment(stored.get("env"), sum(math.prod(leaf.shape) for leaf in observation_leaves(observation)), path)
         elif isinstance(overrides["env"], EnvConfig) and isinstance(spaces, Spaces) and not is_zip(path):
             check_spaces(overrides["env"], spaces, path)
-        settings = {"spaces": spaces, **_without_programs(_without_new_folders(stored)), **overrides}
+        settings = {"spaces": spaces, **_without_choices(stored), **overrides}
         with limited_weights(checkpoint["state_dict"], path):
             sketch = _sketch(cls, settings)
             if sketch is not None:
@@ -116,8 +116,9 @@ def _spaces(entries: Checkpoint) -> Spaces:
     return Spaces(observation, action, entries.get("masked", False), *agents)
 
 
-def _without_new_folders(settings: dict[str, object]) -> dict[str, object]:
-    """Remove the folder of a replay buffer from settings unless it exists: a checkpoint must not decide where to create one."""
+def _without_choices(settings: dict[str, object]) -> dict[str, object]:
+    """Remove what a checkpoint must not decide: a program that is the environment, and where the folder of a replay buffer is created."""
+    settings = settings if find_program(settings) is None else {**settings, "env": None}
     replay = settings.get("replay")
     folder = replay.get("directory") if isinstance(replay, dict) else None
     is_new = folder is not None and not (isinstance(folder, str) and Path(folder).is_dir())
@@ -128,12 +129,7 @@ def find_program(settings: Mapping[str, object]) -> str | None:
     """Return the id of the environment if it is a program, a build of Unity, which a checkpoint must not start."""
     env = settings.get("env")
     env_id = env.get("id") if isinstance(env, Mapping) else env
-    return env_id if isinstance(env_id, str) and is_unity(env_id) and env_id != EDITOR else None
-
-
-def _without_programs(settings: dict[str, object]) -> dict[str, object]:
-    """Remove an environment that is a program from settings."""
-    return settings if find_program(settings) is None else {**settings, "env": None}
+    return env_id if isinstance(env_id, str) and env_id.startswith(PREFIX) else None
 
 
 class _TooManyWeightsError(SettingError):
@@ -422,7 +418,7 @@ def _named(settings: Mapping[str, object], path: str | Path) -> Iterator[tuple[s
     ):
         raise SettingError(f"ckpt_path {shown(path)} is not a checkpoint of lightning_rl: its env is not an environment")
     module, colon, name = env_id.rpartition(":")
-    if colon and not is_unity(env_id):
+    if colon and not env_id.startswith(PREFIX):
         yield module, name
     elif is_path(env_id) and not is_packaged(env_id):
         yield env_id.rpartition(".")[0], ""

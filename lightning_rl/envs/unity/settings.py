@@ -18,11 +18,6 @@ CRASH_HANDLER = "UnityCrashHandler"
 DEFAULT_RESTARTS = 10
 
 
-def is_unity(env_id: str) -> bool:
-    """Return whether an id is that of the editor, `unity`, or of an executable, `unity:PATH`."""
-    return env_id == EDITOR or env_id.startswith(PREFIX)
-
-
 @dataclass(frozen=True)
 class UnitySettings:
     """The `env.kwargs` of a Unity scene.
