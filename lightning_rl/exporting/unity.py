@@ -145,7 +145,7 @@ class Numbers:
         if not (np.isfinite(bounds).all() and (width > 0).all() and (width < np.finfo(np.float32).max).all()):
             raise SettingError("format unity: the actions have no bounds; Unity's are from -1 to 1")
         self.is_unit = not isinstance(leaf, DiagonalGaussian) or bool((low == -1).all() and (high == 1).all())
-        self.center, self.half = (torch.from_numpy(each.astype(np.float32)) for each in ((low + high) / 2, width / 2))
+        self.center, self.half = (torch.from_numpy(values.astype(np.float32)) for values in ((low + high) / 2, width / 2))
 
     def act(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return sampled and most likely actions `[N, D]` in [-1, 1] for the distribution's input."""
@@ -179,7 +179,7 @@ class UnityGraph(nn.Module):
         self.network, self.spaces = without_critic(network), spaces
         self.stored = allocate(spaces.observation)
         leaves, stored = list(observation_leaves(spaces.observation)), tree_leaves(self.stored)
-        self.order = [next(i for i, each in enumerate(stored) if each is leaf) for leaf in in_order(self.stored)]
+        self.order = [next(i for i, other in enumerate(stored) if other is leaf) for leaf in in_order(self.stored)]
         self.sensors = [Sensor(leaves[i], stored[i]) for i in self.order]
         self.state = self.network.initial_memory(1)
         self.state_sizes = [leaf.shape[1] for leaf in tree_leaves(self.state)]
@@ -388,9 +388,9 @@ def check_samples(found: Mapping[str, np.ndarray], mask: np.ndarray | None, bran
 def problems(model: Any) -> Iterator[str]:
     """Yield what Unity would refuse in an ONNX model: operators, and what the loader of ML-Agents checks."""
     graph, constants = model.graph, read_constants(model)
-    weights = {each.name for each in graph.initializer}
-    inputs = [each.name for each in graph.input if each.name not in weights]
-    ports = {each.name: each.type.tensor_type for each in (*graph.input, *graph.output)}
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [tensor.name for tensor in graph.input if tensor.name not in weights]
+    ports = {tensor.name: tensor.type.tensor_type for tensor in (*graph.input, *graph.output)}
     for operator in sorted({node.op_type for node in graph.node}.difference(OPERATORS.split())):
         yield f"this policy needs the operator {operator}, which Unity does not read"
     for opset in model.opset_import:
@@ -427,10 +427,10 @@ def read_constants(model: Any) -> dict[str, np.ndarray]:
     """Return the outputs of an ONNX model that do not depend on its inputs, by name."""
     from onnx import numpy_helper
 
-    arrays = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant":
             arrays[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
         elif node.op_type == "Identity" and node.input[0] in arrays:
             arrays[node.output[0]] = arrays[node.input[0]]
-    return {each.name: arrays[each.name] for each in model.graph.output if each.name in arrays}
+    return {tensor.name: arrays[tensor.name] for tensor in model.graph.output if tensor.name in arrays}

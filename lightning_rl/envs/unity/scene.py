@@ -92,7 +92,7 @@ class Seats:
             return self.seat_of[agent_id]
         seat = len(self.seat_of)
         if seat >= self.num:
-            free = {each: other for other, each in self.seat_of.items() if each not in self.present}
+            free = {taken: other for other, taken in self.seat_of.items() if taken not in self.present}
             if not free:
                 raise SettingError(
                     f"{self.num + 1} agents of {self.name} are present, and there are {self.num} seats: set env.kwargs.seats"
@@ -115,7 +115,7 @@ class Scene:
     def __init__(self, config: EnvConfig, index: int) -> None:
         self.config, self.index, self.settings = config, index, read_settings(config)
         parameters = as_parameters(config.parameters)
-        self.lessons: dict[str, LessonValues] = {name: each.only(len(each.lessons) - 1) for name, each in parameters.items()}
+        self.lessons: dict[str, LessonValues] = {name: parameter.only(len(parameter.lessons) - 1) for name, parameter in parameters.items()}
         """The newest lesson of each parameter."""
         self.seats: dict[str, Seats] = {}
         """By behavior and team as Unity names them."""
@@ -271,16 +271,16 @@ def find_roles(config: EnvConfig) -> dict[str, list[str]]:
     spec = next(spec for name, spec in scene.player.specs.items() if scene.is_learner(name))
     names = ["obs"] if len(spec.observations) == 1 else [f"obs_{i}" for i in range(len(spec.observations))]
     named = list(zip(names, spec.observations, strict=True))
-    lists = [name for name, each in named if len(each.shape) == 2]
-    return {"entities": lists, "goals": [name for name, each in named if each.is_goal and name not in lists]}
+    lists = [name for name, observation in named if len(observation.shape) == 2]
+    return {"entities": lists, "goals": [name for name, observation in named if observation.is_goal and name not in lists]}
 
 
 def observation_space(spec: BehaviorSpec) -> gym.Space:
     """Return the space of a behavior's observations: a Box, or several as `obs_0`, `obs_1`, …"""
     boxes: dict[str, gym.Space] = {}
-    for i, each in enumerate(spec.observations):
-        low, high = (0, 255) if each.dtype == np.uint8 else (-np.inf, np.inf)
-        boxes[f"obs_{i}"] = gym.spaces.Box(low, high, each.shape, each.dtype.type)
+    for i, observation in enumerate(spec.observations):
+        low, high = (0, 255) if observation.dtype == np.uint8 else (-np.inf, np.inf)
+        boxes[f"obs_{i}"] = gym.spaces.Box(low, high, observation.shape, observation.dtype.type)
     return boxes["obs_0"] if len(boxes) == 1 else gym.spaces.Dict(boxes)
 
 

@@ -169,7 +169,7 @@ class UnityWorld(World):
 
     def observe_last(self, name: str, rows: np.ndarray) -> tuple[Tree, Tree, Mapping[int, Info]]:
         lasts = [self.finals[name][row] for row in rows.tolist()]
-        obs = tree_stack([as_tree([each[last.place] for each in last.agents.obs]) for last in lasts])
+        obs = tree_stack([as_tree([sensor[last.place] for sensor in last.agents.obs]) for last in lasts])
         infos: dict[int, Info] = {}
         if any(scene.lessons for scene in self.scenes):
             infos = {row: {LESSONS: self.scenes[row // len(self.sides[name].agents)].played} for row in rows.tolist()}
@@ -197,4 +197,4 @@ class UnityWorld(World):
 
 def as_tree(obs: list[np.ndarray]) -> Tree:
     """Return a behavior's observations in the form of their space."""
-    return obs[0] if len(obs) == 1 else {f"obs_{i}": each for i, each in enumerate(obs)}
+    return obs[0] if len(obs) == 1 else {f"obs_{i}": sensor for i, sensor in enumerate(obs)}
