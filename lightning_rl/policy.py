@@ -13,10 +13,10 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Generator
 from torch.nn import Module
 
-from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.data.episodes import Episode, longest_episode, summarize
 from lightning_rl.data.opponents import Script, ScriptedPolicy, find_exploitability, name_opponent
+from lightning_rl.data.players import make_player
 from lightning_rl.envs.config import Env, EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env as build_env
 from lightning_rl.envs.masks import Masks

@@ -14,12 +14,13 @@ from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities.seed import isolate_rng
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from lightning_rl.callbacks.evaluation import MultiEvaluator, RolloutEvaluator, check_can_be_built
+from lightning_rl.callbacks.evaluation import MultiEvaluator, RolloutEvaluator
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import is_least_best, metric_of, must_stop
 from lightning_rl.checkpoints.atomic import write_bytes
 from lightning_rl.checkpoints.validation import MEASURE, Rules
 from lightning_rl.data.episodes import longest_episode
+from lightning_rl.data.players import check_can_be_built
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, interleave_episodes, save_demonstrations
 from lightning_rl.envs.video import RecordVideo, check_renders, load_ffmpeg, name_episodes, pad_number, with_render_mode

@@ -13,11 +13,12 @@ from typing import Any
 from lightning_rl import policy
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import make_curriculum
-from lightning_rl.callbacks.evaluation import EvaluationConfig, make_player
+from lightning_rl.callbacks.evaluation import EvaluationConfig
 from lightning_rl.checkpoints.manifest import manifest_path, read_manifest
 from lightning_rl.cli.fit import redirect_notices
 from lightning_rl.config_files import parse, read_config
 from lightning_rl.data.episodes import EpisodePlayer
+from lightning_rl.data.players import make_player
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
 from lightning_rl.demonstrations.files import dataset_id, new_folder
 from lightning_rl.demonstrations.recorder import RecordEpisodes, save_demonstrations

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import lightning_rl as lrl
 from lightning_rl import GRU, LSTM, PPO, BehavioralCloning, RecordEpisodes, Trainer, load_policy
-from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.data.players import make_player
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_rl import A2C, PPO, SAC, Algorithm, EnvConfig, SettingError, Trainer, load_policy
-from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.data.players import make_player
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.training.arguments import plain
 from tests.fitting import fit, tiny

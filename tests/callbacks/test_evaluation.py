@@ -16,8 +16,8 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 import lightning_rl as lrl
 from lightning_rl import PPO, BestModel, EnvConfig, MultiEvaluator, RolloutEvaluator, StopOnEvaluation
-from lightning_rl.callbacks.evaluation import check_shapes, make_player
 from lightning_rl.data.episodes import Episode, summarize
+from lightning_rl.data.players import check_shapes, make_player
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
 from tests.environments import Endless, Reported, Scripted

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import PPO, MultiEvaluator, RecordDemonstrations, RolloutEvaluator, Trainer, load_demonstrations
-from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.data.players import make_player
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.errors import SettingError
 from tests.command_line import TINY, run

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from lightning_rl import GRU, PPO, EnvConfig
-from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer
 from lightning_rl.data.episodes import Episode
+from lightning_rl.data.players import make_player
 from lightning_rl.distributions import Categorical
 from lightning_rl.errors import NotFiniteError, RunStoppedError
 from lightning_rl.spaces import Discrete

@@ -14,8 +14,8 @@ import pytorch_lightning as pl
 from minari.dataset.minari_storage import MinariStorage
 
 from lightning_rl import DQN, GRU, PPO, SAC, Trainer, load_demonstrations, load_policy
-from lightning_rl.callbacks import evaluation
 from lightning_rl.data import episodes
+from lightning_rl.data.players import make_player
 from lightning_rl.demonstrations.dataset import Demonstration
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.spaces import MASK
@@ -47,7 +47,7 @@ def checkpoint(tmp_path):
 
 def replayed(model, path, seeds, actions=None):
     """Episodes of an environment of one's own with `load_policy`, or with given actions, one observation at a time."""
-    player = evaluation.make_player(model.env, 1, None)
+    player = make_player(model.env, 1, None)
     policy, (env,) = load_policy(path), player.envs
     for number, seed in enumerate(seeds):
         obs, info = env.reset(seed=seed)

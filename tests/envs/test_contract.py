@@ -12,8 +12,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 from lightning_rl import PPO, EnvConfig, SettingError
-from lightning_rl.callbacks.evaluation import make_player
 from lightning_rl.cli.main import main
+from lightning_rl.data.players import make_player
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.types import tree_leaves
 from tests.command_line import TINY, run

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from lightning_rl import PPO, EnvConfig, EvolutionStrategies
 from lightning_rl.actors.evaluator import BuildEvaluator, Generation
-from lightning_rl.callbacks.evaluation import make_player
+from lightning_rl.data.players import make_player
 from lightning_rl.envs import LESSONS, PARAMETERS
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.make import make_env, make_vector_env
