@@ -11,7 +11,9 @@ from pathlib import Path
 
 import yaml
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.utilities.seed import isolate_rng
 
+import lightning_rl
 from lightning_rl.checkpoints.atomic import locked, write_bytes, write_text
 from lightning_rl.checkpoints.files import find_saved, last_generation
 from lightning_rl.config_files import Plain, dump
@@ -19,11 +21,17 @@ from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import closing_env, name_of
+from lightning_rl.envs.unity.scene import behavior_of
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import CsvTable, read_rows
+from lightning_rl.training.hooks import RunModule
 
 REPLACED = ".replaced"
 """The suffix of a run's folder while `--force` replaces it."""
+UNITY = "unity"
+"""The folder of what a scene of Unity needs of a run, or leaves in it."""
+NO_SEPARATORS = str.maketrans("/\\", "__")
+"""Makes the name of a behavior that of a file."""
 
 
 def is_first_rank() -> bool:
@@ -217,3 +225,20 @@ def write_config(run: Path, config: Plain) -> None:
 def cut_back_evaluations(run: Path, counter: str, count: int, say: Callable[[str], None] = print) -> None:
     """Remove evaluations past the checkpoint from which the run resumes: they will be repeated."""
     CsvTable(run / "evaluations.csv", counter, say).cut_back(count)
+
+
+def export_for_unity(run: Path, module: RunModule, say: Callable[[str], None] = print) -> None:
+    """Write the newest policy of each behavior that learns in a scene as `unity/<Behavior>.onnx`, and say where it is, or why not."""
+    if (last := last_generation(run / "checkpoints")) is None:
+        return
+    agents = {behavior: learner.algorithm.spaces.agents for behavior, learner in module.run.learners.items()}
+    named = {name: behavior for behavior, seats in agents.items() for name in map(behavior_of, seats)}
+    for name, behavior in named.items():
+        file = run / UNITY / f"{name.translate(NO_SEPARATORS)}.onnx"
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with isolate_rng():
+                lightning_rl.export_policy(last, file, "unity", behavior or None)
+            say(f"for Unity: {file}")
+        except (SettingError, OSError) as error:
+            say(f"{file} was not written: {error}")

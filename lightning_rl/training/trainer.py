@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -42,6 +43,7 @@ from lightning_rl.training.run_folder import (
     choose_run,
     cut_back_evaluations,
     environment_name,
+    export_for_unity,
     is_blank,
     keeping_config,
     read_seed,
@@ -270,6 +272,9 @@ class Trainer(EvaluatingTrainer):
                     self.run_folder = None
                 if self.run_folder is not None:
                     self._print_summary(model, self.run_folder)
+                    is_over = not isinstance(sys.exception(), KeyboardInterrupt)  # else a second Ctrl-C wants to leave at once
+                    if is_over and model.count > count and self.is_global_zero and getattr(model.env, "is_unity", False):
+                        export_for_unity(self.run_folder, model, self.say)
         if self.stop.received is not None:
             self._end_program(model)
         self._check_saved(model)

@@ -1,13 +1,22 @@
 """Algorithms train in scenes of Unity, through the command line as a user does."""
 
+import hashlib
 import json
+import shlex
+import signal
+import sys
+import time
 
+import numpy as np
 import pytest
 import yaml
 
 import lightning_rl as lrl
 from lightning_rl.cli.main import main
 from lightning_rl.envs.unity.scene import KEPT
+from lightning_rl.exporting.formats import open_session
+from lightning_rl.loggers import read_rows
+from tests.apart import Apart
 from tests.unity.scenes import build, find_players
 
 
@@ -47,6 +56,45 @@ def test_ppo_trains_and_the_policy_is_evaluated(scene, folder, capsys):
     assert "over 20 episodes" in capsys.readouterr().out
     assert main(["evaluate", "--ckpt_path", str(run)]) == 2
     assert "was trained in a program, unity:Reach; if you trust it, add --env unity:Reach" in capsys.readouterr().err
+
+
+def test_a_run_leaves_the_file_that_unity_runs(scene, folder, capsys):
+    assert fit(scene(), "--model.n_steps=16", "--checkpoint.every_n_env_steps=256", steps=1024) == 0
+    run = folder / "runs" / "PPO" / "Reach" / "version_0"
+    assert "for Unity: runs/PPO/Reach/version_0/unity/Reach.onnx" in capsys.readouterr().out.splitlines()
+    written = json.loads((run / "unity" / "Reach.onnx.json").read_text())
+    last = hashlib.sha256((run / "checkpoints" / "last.ckpt").read_bytes()).hexdigest()
+    assert (written["format"], written["env_steps"], written["checkpoint"]["sha256"]) == ("unity", 1024, last)
+    session = open_session((run / "unity" / "Reach.onnx").read_bytes())
+    assert [port.name for port in session.get_inputs()] == ["obs_0"]
+    action = session.run(["deterministic_continuous_actions"], {"obs_0": np.zeros((3, 4), np.float32)})[0]
+    expected, _ = lrl.load_policy(run / "checkpoints" / "last.ckpt").act(np.zeros((3, 4), np.float32))
+    assert np.abs(action - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)])
+def test_a_run_that_is_stopped_leaves_the_file_too(scene, folder, number, status):
+    options = "--model=PPO --model.n_steps=16 --model.log_interval=256 --model.compile=false --model.max_env_steps=10000000"
+    run = folder / "runs" / "PPO" / "Reach" / "version_0"
+    program = Apart(shlex.join(["-m", "lightning_rl", "fit", *scene(), *options.split()]), folder)
+    until = time.monotonic() + 60
+    while not read_rows(run / "metrics.csv") and time.monotonic() < until:
+        time.sleep(0.05)
+    program.send_signal(number)
+    out, err = program.communicate(timeout=60)
+    assert (program.returncode, err) == (status, "")
+    assert "for Unity: runs/PPO/Reach/version_0/unity/Reach.onnx" in out.splitlines()
+    assert out.splitlines()[-1].startswith(f"stopped by {number.name} at ")
+    assert (run / "unity" / "Reach.onnx").is_file()
+
+
+@pytest.mark.thorough
+def test_a_policy_that_cannot_be_exported_is_one_line_and_no_failure(scene, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert fit(scene(), "--model.n_steps=16") == 0
+    out, err = capsys.readouterr()
+    line = "runs/PPO/Reach/version_0/unity/Reach.onnx was not written: export to unity needs the package onnxruntime, which is not"
+    assert ([text.startswith(line) for text in out.splitlines() if "Reach.onnx" in text], err) == ([True], "")
 
 
 @pytest.mark.thorough

@@ -219,6 +219,11 @@ def seat_name(name: str, seat: int) -> str:
     return f"{behavior}/{team or 0}/{seat}"
 
 
+def behavior_of(agent: str) -> str:
+    """Return the name of the behavior of an agent with a name of `seat_name`."""
+    return agent.rsplit("/", 2)[0]
+
+
 @cache
 def find_log_folder(given: str | None) -> Path:
     """Return the folder of the players' logs, which exists."""
