@@ -353,7 +353,8 @@ class Coop:
 
 
 class Ball:
-    """Sends the same message again and again: what remains is the exchange itself. `--size`: of a picture."""
+    """Sends the same message again and again: what remains is the exchange itself. `--size`: of a picture; `--repeat`: without reading
+    what is sent, for measurements."""
 
     def __init__(self, academy, args):
         self.academy = academy
@@ -363,14 +364,31 @@ class Ball:
         if size:
             seen.append(image([bytes(noise.randrange(256) for _ in range(size * size)) for _ in range(3)], size, size, "camera"))
         self.infos = [M.AgentInfoProto(id=i + 1, reward=0.1, observations=seen) for i in range(args.count or 16)]
+        self.repeats = args.repeat
 
     def begin(self):
         pass
 
     def step(self):
+        if self.repeats and self.academy.sent:
+            self.repeat()
+            return False
         self.academy.infos["Ball?team=0"] = self.infos
         self.academy.order["Ball?team=0"] = [info.id for info in self.infos]
         return True
+
+    def repeat(self):
+        output = M.UnityOutputProto()
+        output.rl_output.agent_infos["Ball?team=0"].value.extend(self.infos)
+        data = M.UnityMessageProto(header={"status": wire.OK}, unity_output=output).SerializeToString()
+        going_on = M.UnityMessageProto(header={"status": wire.OK}).SerializeToString()
+        call = self.academy.channel.unary_unary(wire.METHOD)
+        self.academy.quit = True
+        try:
+            while call(data).startswith(going_on):
+                pass
+        except grpc.RpcError:
+            pass
 
     def apply(self, actions):
         pass
@@ -408,6 +426,7 @@ def main():
     parser.add_argument("--script")
     parser.add_argument("--count", type=int)
     parser.add_argument("--size", type=int, default=0)
+    parser.add_argument("--repeat", action="store_true")
     parser.add_argument("--wait", type=float, default=30.0)
     parser.add_argument("--version", default=wire.VERSION)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds of simulation in each tick")
