@@ -27,6 +27,12 @@ class Reference(NamedTuple):
     source: str
     note: str = ""
 
+    @property
+    def count(self) -> int | None:
+        """Return the steps as a number, None if they are not one."""
+        digits = self.steps.replace(",", "")
+        return int(digits) if digits.isdigit() else None
+
     def __str__(self) -> str:
         error = "" if self.error is None else f" ± {self.error:.3g}"
         return f"{self.mean:.4g}{error}, {self.steps}, {self.source}{self.note}"

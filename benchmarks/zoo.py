@@ -3,6 +3,7 @@
     python benchmarks/zoo.py run [--configs ppo/cartpole a2c/*] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs] [--again]
     python benchmarks/zoo.py check ppo/cartpole:1 [a2c/acrobot:3 …]
     python benchmarks/zoo.py keep ppo/cartpole:1 […] [--folder zoo_runs]
+    python benchmarks/zoo.py equal [--configs …] [--seeds 1 2 3] [--processes 2] [--folder zoo_runs]
     python benchmarks/zoo.py pack ppo/bipedalwalker:1 […] [--folder zoo_runs]
     python benchmarks/zoo.py table
 
@@ -11,7 +12,8 @@ over episodes that no run has seen (`evaluate --seed 50000`), and writes a row t
 found, and the commit, processor and versions that found it. Rows that exist are kept, with `--again` those of the current commit; an
 interrupted run continues. `check` trains and judges rows again and compares: with the processor, the versions and the code of a row the
 return is the same, elsewhere it may be lower than every seed's by no more than the seeds differ. `keep` makes the best checkpoints of runs
-the agents that come with the package (`zoo:ppo/cartpole`). `pack` archives runs that have not ended in `benchmarks/unfinished`, to be
+the agents that come with the package (`zoo:ppo/cartpole`). `equal` trains configs that take more steps than their references with as many,
+and writes rows to `benchmarks/results/equal_steps`. `pack` archives runs that have not ended in `benchmarks/unfinished`, to be
 committed; `run` goes on with them there, on any machine, and removes the archive when the row is written. `table` writes the rows between
 the marks in docs/zoo.md, with the figures of `references.py`, and in short into README.md.
 """
@@ -47,6 +49,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = "peers"
 """The folder in it with what `peers/zoo_sb3.py` and `peers/offline_d3rlpy.py` found."""
+EQUAL = "equal_steps"
+"""The folder in it with rows of configs that were trained with the steps of their references."""
+MORE_STEPS = 1.1
+"""Up to how many times the reference's steps count as equally many: runs end with whole iterations."""
 BEGIN, END = "<!-- zoo: begin -->", "<!-- zoo: end -->"
 FIGURES = ("return_mean", "return_std", "episodes", "best_env_steps", "env_steps", "minutes", "processes")
 MACHINE = ("processor", "python", "torch", "numpy", "gymnasium", "mujoco", "box2d")
@@ -58,14 +64,14 @@ WRITING = Lock()
 Row = dict[str, str]
 
 
-def results_file(config: str) -> Path:
-    """Where the results of a config stand."""
-    return RESULTS / f"{config.replace('/', '_')}.csv"
+def results_file(config: str, folder: str = "") -> Path:
+    """Where the results of a config stand, those with the steps of its reference in the folder `equal_steps`."""
+    return RESULTS / folder / f"{config.replace('/', '_')}.csv"
 
 
-def rows_of(config: str) -> list[Row]:
+def rows_of(config: str, folder: str = "") -> list[Row]:
     """Return the results of a config, one a seed; what an older row does not hold is empty."""
-    return [dict.fromkeys(COLUMNS, "") | row for row in read_rows(results_file(config))]
+    return [dict.fromkeys(COLUMNS, "") | row for row in read_rows(results_file(config, folder))]
 
 
 def read_rows(file: Path) -> list[Row]:
@@ -104,18 +110,18 @@ def machine() -> dict[str, str]:
     return {"processor": f"{processor or platform.processor()}, {os.cpu_count()} cores", "python": platform.python_version(), **versions}
 
 
-def train(config: str, seed: int, folder: Path, processes: int) -> Row:
-    """Train and judge one row; the minutes are those of training, evaluations included."""
+def train(config: str, seed: int, folder: Path, processes: int, steps: int | None = None) -> Row:
+    """Train and judge one row, on request with another number of steps; the minutes are those of training, evaluations included."""
     home, name, measured_at = folder / config, f"seed_{seed}", commit()
-    command = ["fit", "--config", config, "--seed_everything", seed]
+    command = ["fit", "--config", config, "--seed_everything", seed, *([] if steps is None else ["--model.max_env_steps", steps])]
     call(*command, "--trainer.default_root_dir", home, "--trainer.run_name", name, "--ckpt_path", "last")
     (best,) = home.rglob(f"{name}/checkpoints/best.ckpt")
     last = best.with_name("last.ckpt")
     judge = ["evaluate", *imports_of(config), "--json", "--ckpt_path"]
     judged = json.loads(call(*judge, best, "--episodes", EPISODES, "--seed", 50_000).splitlines()[-1])
-    steps = json.loads(call(*judge, last, "--episodes", 1).splitlines()[-1])["env_steps"]
+    made_steps = json.loads(call(*judge, last, "--episodes", 1).splitlines()[-1])["env_steps"]
     figures = {"return_mean": round(judged["return_mean"], 3), "return_std": round(judged["return_std"], 3), "episodes": EPISODES}
-    figures |= {"best_env_steps": judged["env_steps"], "env_steps": steps}
+    figures |= {"best_env_steps": judged["env_steps"], "env_steps": made_steps}
     figures |= {"minutes": round(minutes_of(best.parents[1] / "metrics.csv"), 2), "processes": processes}
     made = {"commit": measured_at, "lightning_rl": version("lightning_rl"), **machine()}
     row = {"config": config, "seed": seed, **figures, **made, "command": "lightning-rl " + " ".join(map(str, command))}
@@ -123,33 +129,42 @@ def train(config: str, seed: int, folder: Path, processes: int) -> Row:
     return {name: str(value) for name, value in row.items()}
 
 
-def write(row: Row) -> None:
+def write(row: Row, folder: str = "") -> None:
     """Put a row into its file, in the place of an older one of the same seed."""
-    file = results_file(row["config"])
+    file = results_file(row["config"], folder)
     file.parent.mkdir(exist_ok=True)
     with WRITING:
-        others = [each for each in rows_of(row["config"]) if each["seed"] != row["seed"]]
+        others = [each for each in rows_of(row["config"], folder) if each["seed"] != row["seed"]]
         with file.open("w", newline="") as stream:
             writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(sorted([*others, row], key=lambda each: int(each["seed"])))
-    archive_of(row["config"], int(row["seed"])).unlink(missing_ok=True)
+    if not folder:
+        archive_of(row["config"], int(row["seed"])).unlink(missing_ok=True)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure all rows that are not there yet, the configs in turn."""
+    """Measure all rows that are not there yet, the configs in turn; those with the steps of their references, if `equal` asks for them."""
     configs = [name for pattern in options.configs for name in REFERENCES if fnmatch.fnmatch(name, pattern)]
+    place = EQUAL if options.command == "equal" else ""
+    if place:
+        configs = [name for name in configs if (share := steps_beside(name)) is not None and share > MORE_STEPS]
     if missing := [pattern for pattern in options.configs if not fnmatch.filter(REFERENCES, pattern)]:
         raise SystemExit(f"error: {missing[0]} is none of the configs in references.py: {', '.join(REFERENCES)}")
     current = commit()
-    kept = {(name, row["seed"]) for name in configs for row in rows_of(name) if not options.again or row["commit"] == current}
+    kept = {(name, row["seed"]) for name in configs for row in rows_of(name, place) if not options.again or row["commit"] == current}
     todo = [(name, seed) for name in configs for seed in options.seeds if (name, str(seed)) not in kept]
-    folder = options.folder.resolve()
+    folder = options.folder.resolve() / place
     failed = 0
+
+    def measure(name: str, seed: int) -> None:
+        reference = REFERENCES[name]
+        write(train(name, seed, folder, options.processes, reference.count if place and reference else None), place)
+
     with ThreadPoolExecutor(options.processes) as pool:
-        for name, seed in todo:
+        for name, seed in todo if not place else ():
             unpack(folder, name, seed)
-        futures = {pool.submit(lambda *row: write(train(*row)), *row, folder, options.processes): row for row in todo}
+        futures = {pool.submit(measure, *row): row for row in todo}
         for future, (name, seed) in futures.items():
             if (error := future.exception()) is not None:
                 failed += 1
@@ -217,6 +232,12 @@ def compare(rows: dict[str, Row], old: Row, new: Row) -> tuple[bool, str]:
     return float(new["return_mean"]) >= least, f"{values}: may differ, as {', '.join(others)} did; at least {least:.1f} is expected"
 
 
+def steps_beside(config: str) -> float | None:
+    """Return how many times the steps of its reference a config takes, None if either is unknown."""
+    reference, made = REFERENCES[config], [float(row["env_steps"]) for row in rows_of(config)]
+    return None if reference is None or reference.count is None or not any(made) else max(made) / reference.count
+
+
 def returns_of(rows: list[Row]) -> list[float]:
     """Return what each seed reached."""
     return [float(row["return_mean"]) for row in sorted(rows, key=lambda row: int(row["seed"]))]
@@ -259,10 +280,22 @@ def verdict(config: str, reference: Reference | None) -> str:
         return "no error published"
     least = reference.mean - 2 * reference.error
     if mean_of(config) >= least - 1e-9:
-        return "yes"
+        return "; ".join(["yes", *describe_equal(config, reference)])
     best = max((name for name in REFERENCES if environment_of(name) == environment_of(config)), key=mean_of)
     short = f"no: below {least:.1f}" + (f", which {best} reaches" if mean_of(best) >= least - 1e-9 else "")
     return "; ".join(filter(None, [short, beside_peer(returns_of(rows_of(config)), returns_of(peer_rows(config)))]))
+
+
+def describe_equal(config: str, reference: Reference) -> list[str]:
+    """Say how many times the reference's steps a config takes if they are more, and what it reaches with as many."""
+    share = steps_beside(config)
+    if share is None or share <= MORE_STEPS or reference.error is None:
+        return []
+    rows = rows_of(config, EQUAL)
+    equal = (
+        [each_of(rows), "as good" if statistics.mean(returns_of(rows)) >= reference.mean - 2 * reference.error else "less"] if rows else []
+    )
+    return [f"with {share:.1f} times the steps", *([f"with {reference.steps}: {equal[0]}, {equal[1]}"] if equal else [])]
 
 
 def describe_peer(peers: list[Row]) -> str:
@@ -298,7 +331,9 @@ def line(config: str) -> str:
 def short_line(config: str) -> str:
     """A row of README's table."""
     reference, rows = REFERENCES[config], sorted(rows_of(config), key=lambda row: int(row["seed"]))
-    return f"| {config} | {each_of(rows)} | {costs_of(rows)} | {'' if reference is None else f'{reference.mean:.4g}'} |"
+    return (
+        f"| {config} | {each_of(rows)} | {costs_of(rows)} | {'' if reference is None else f'{reference.mean:.4g} in {reference.steps}'} |"
+    )
 
 
 def each_of(rows: list[Row]) -> str:
@@ -327,7 +362,7 @@ def table() -> str:
 
 def short_table() -> str:
     """README's."""
-    head = "| config | return of the best checkpoint, one number per seed | environment steps | minutes | reference |"
+    head = "| config | return of the best checkpoint, one number per seed | environment steps | minutes | reference, in its steps |"
     return "\n".join([head, "|---|---|---|---|---|", *(short_line(config) for config in KNOWN)])
 
 
@@ -346,11 +381,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="train and judge")
-    runs.add_argument("--configs", nargs="+", default=["*"], help="names or patterns (*)")
-    runs.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="(1 2 3)")
-    runs.add_argument("--processes", type=int, default=2, help="runs at once (2)")
-    runs.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
-    runs.add_argument("--again", action="store_true", help="measure rows of other commits again")
+    equals = commands.add_parser("equal", help="train with the steps of the references")
+    for each in (runs, equals):
+        each.add_argument("--configs", nargs="+", default=["*"], help="names or patterns (*)")
+        each.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="(1 2 3)")
+        each.add_argument("--processes", type=int, default=2, help="runs at once (2)")
+        each.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
+        each.add_argument("--again", action="store_true", help="measure rows of other commits again")
     checks = commands.add_parser("check", help="measure rows again and compare")
     checks.add_argument("rows", nargs="+", metavar="CONFIG:SEED")
     keeps = commands.add_parser("keep", help="package agents")
@@ -361,7 +398,7 @@ def main() -> None:
     packs.add_argument("--folder", type=Path, default=Path("zoo_runs"), help="where runs lie (zoo_runs)")
     commands.add_parser("table", help="write the tables")
     options = parser.parse_args()
-    {"run": run, "check": check, "keep": keep, "pack": pack_runs, "table": lambda _: write_tables()}[options.command](options)
+    {"run": run, "equal": run, "check": check, "keep": keep, "pack": pack_runs, "table": lambda _: write_tables()}[options.command](options)
 
 
 if __name__ == "__main__":
