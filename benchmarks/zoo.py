@@ -291,11 +291,11 @@ def describe_equal(config: str, reference: Reference) -> list[str]:
     share = steps_beside(config)
     if share is None or share <= MORE_STEPS or reference.error is None:
         return []
-    rows = rows_of(config, EQUAL)
-    equal = (
-        [each_of(rows), "as good" if statistics.mean(returns_of(rows)) >= reference.mean - 2 * reference.error else "less"] if rows else []
-    )
-    return [f"with {share:.1f} times the steps", *([f"with {reference.steps}: {equal[0]}, {equal[1]}"] if equal else [])]
+    words, rows = [f"with {share:.1f} times the steps"], rows_of(config, EQUAL)
+    if rows:
+        least = reference.mean - 2 * reference.error
+        words.append(f"with {reference.steps}: {each_of(rows)}, {'as good' if statistics.mean(returns_of(rows)) >= least else 'less'}")
+    return words
 
 
 def describe_peer(peers: list[Row]) -> str:
@@ -331,9 +331,8 @@ def line(config: str) -> str:
 def short_line(config: str) -> str:
     """A row of README's table."""
     reference, rows = REFERENCES[config], sorted(rows_of(config), key=lambda row: int(row["seed"]))
-    return (
-        f"| {config} | {each_of(rows)} | {costs_of(rows)} | {'' if reference is None else f'{reference.mean:.4g} in {reference.steps}'} |"
-    )
+    theirs = "" if reference is None else f"{reference.mean:.4g} in {reference.steps}"
+    return f"| {config} | {each_of(rows)} | {costs_of(rows)} | {theirs} |"
 
 
 def each_of(rows: list[Row]) -> str:
