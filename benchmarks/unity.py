@@ -155,7 +155,8 @@ def decode_theirs(executable: str, store: dict[str, np.ndarray]) -> None:
             for name in env.behavior_specs:
                 asking, ended = env.get_steps(name)
                 mask = None if asking.action_mask is None else ~np.concatenate(asking.action_mask, 1)
-                keep(store, f"{step} {name} asks", asking.reward + asking.group_reward, asking.agent_id, asking.obs, mask=mask)
+                reward = np.add(asking.reward, asking.group_reward, dtype=np.float64)
+                keep(store, f"{step} {name} asks", reward, asking.agent_id, asking.obs, mask=mask)
                 keep(
                     store,
                     f"{step} {name} ended",
