@@ -157,14 +157,8 @@ def decode_theirs(executable: str, store: dict[str, np.ndarray]) -> None:
                 mask = None if asking.action_mask is None else ~np.concatenate(asking.action_mask, 1)
                 reward = np.add(asking.reward, asking.group_reward, dtype=np.float64)
                 keep(store, f"{step} {name} asks", reward, asking.agent_id, asking.obs, mask=mask)
-                keep(
-                    store,
-                    f"{step} {name} ended",
-                    ended.reward + ended.group_reward,
-                    ended.agent_id,
-                    ended.obs,
-                    interrupted=ended.interrupted,
-                )
+                reward = np.add(ended.reward, ended.group_reward, dtype=np.float64)
+                keep(store, f"{step} {name} ended", reward, ended.agent_id, ended.obs, interrupted=ended.interrupted)
                 if len(asking):
                     spec = env.behavior_specs[name].action_spec
                     continuous, discrete = numbers.choose(len(asking), spec.continuous_size, spec.discrete_branches, mask)
