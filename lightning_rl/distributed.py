@@ -36,6 +36,11 @@ def num_ranks() -> int:
     return torch.distributed.get_world_size() if is_shared else 1
 
 
+def launched_rank() -> int:
+    """Return the rank that the launcher of this process has told it, before the ranks connect; 0 in a run of one."""
+    return next((int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), 0)
+
+
 def own_rank() -> int:
     """Return the rank of this process; 0 in a run of one."""
     return torch.distributed.get_rank() if num_ranks() > 1 else 0

@@ -115,6 +115,10 @@ _pools: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
 """Open pools with the id of the process that opened them: a forked copy must not close them."""
 
 
+STOPPING: set[int] = set()
+"""The signals that asked the run of this process to stop, for what may wait in it without an end."""
+
+
 def close_at_exit(pool: Pool) -> None:
     """Close a pool when this process ends, before multiprocessing waits for children that ignore its SIGTERM."""
     _pools[pool] = os.getpid()

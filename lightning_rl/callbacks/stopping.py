@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.checkpoints.validation import MEASURE, Rules
 from lightning_rl.errors import SettingError, check_range, nearest, short_number
+from lightning_rl.processes import STOPPING
 from lightning_rl.types import State
 
 
@@ -215,11 +216,13 @@ class StopOnSignal(pl.Callback):
         self.received, self._seen, self._forward = None, set(), forward
         handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._before = {number: handler for number, handler in handlers.items() if (number, handler) != (signal.SIGHUP, signal.SIG_IGN)}
+        STOPPING.clear()
         self._listen()
         try:
             yield
         finally:
             self._stop_listening()
+            STOPPING.clear()
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for a spawned process, which has its own signal handlers and no process to forward signals to."""
@@ -258,6 +261,7 @@ class StopOnSignal(pl.Callback):
                 drop_lost_output()
             self._seen.add(number)
             self.received = self.received or signal.Signals(number)
+            STOPPING.add(number)
             self._forward(number)
 
 

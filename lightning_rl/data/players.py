@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer, RowEpisodePlayer
 from lightning_rl.data.episodes import EpisodePlayer
+from lightning_rl.distributed import num_ranks, own_rank
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent, RowStepper
 from lightning_rl.envs.config import EnvConfig, EnvSource, single_env_config
@@ -37,7 +38,7 @@ def make_player(
     """
     builder = single_env_config(check_can_be_built(env))
     if isinstance(env, EnvConfig) and env.is_unity and spaces is not None and not wrappers and opponent is None:
-        first = 0 if env.name == EDITOR else env.num_envs  # a player of its own, after those that train
+        first = 0 if env.name == EDITOR else env.num_envs * num_ranks() + own_rank()  # a player of its own, after those that train
         stepper = make_agent_stepper(single_env_config(env), spaces, first)
         assert isinstance(stepper, RowStepper)
         return RowEpisodePlayer(stepper, max_episode_steps)

@@ -28,6 +28,7 @@ from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.config_files import Plain
 from lightning_rl.distributed import forward_signal, report_lost_ranks, take_results
 from lightning_rl.envs.make import find_user_module
+from lightning_rl.envs.unity.scene import Scene
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.fields import as_settings, settings_of
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
@@ -40,6 +41,7 @@ from lightning_rl.training.loading import checkpoint_of, describe_changes, find_
 from lightning_rl.training.resuming import check_fits
 from lightning_rl.training.run import describe_refused_data
 from lightning_rl.training.run_folder import (
+    UNITY,
     choose_run,
     cut_back_evaluations,
     environment_name,
@@ -268,6 +270,7 @@ class Trainer(EvaluatingTrainer):
                 if self.stop.received is None:  # else a process was stopped before it started
                     raise
             finally:
+                Scene.run_folder = None
                 if self.run_folder is not None and is_blank(self.run_folder):  # it is removed
                     self.run_folder = None
                 if self.run_folder is not None:
@@ -352,6 +355,7 @@ class Trainer(EvaluatingTrainer):
             evaluator.file = run / "evaluations.csv"
         if not self._writes:
             return
+        Scene.run_folder = (run / UNITY).absolute()
         self.settings = {
             "model": {"class_path": type(model).__name__, "init_args": dict(model.hparams)},
             **self.config,

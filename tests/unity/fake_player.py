@@ -431,11 +431,14 @@ def main():
     parser.add_argument("--version", default=wire.VERSION)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds of simulation in each tick")
     parser.add_argument("--log", help="a file for what the trainer sent; a line for each player")
+    parser.add_argument("-logFile", default=os.devnull)
     parser.add_argument("--stubborn", action="store_true", help="do not quit when asked")
     for name in ("crash", "hang", "quit"):
         parser.add_argument(f"--{name}-at", type=int)
     args, _ = parser.parse_known_args()
     academy = Academy(args.mlagents_port, args.wait, args.version)
+    with open(args.logFile, "a") as file:
+        file.write(f"seed {academy.init.seed}\n")
     scene, tick = SCENES[args.scene](academy, args), 0
     while not academy.quit:
         tick += 1

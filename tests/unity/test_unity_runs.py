@@ -4,6 +4,8 @@ import hashlib
 import json
 import shlex
 import signal
+import socket
+import subprocess
 import sys
 import time
 
@@ -16,7 +18,7 @@ from lightning_rl.cli.main import main
 from lightning_rl.envs.unity.scene import KEPT
 from lightning_rl.exporting.formats import open_session
 from lightning_rl.loggers import read_rows
-from tests.apart import Apart
+from tests.apart import Apart, read
 from tests.unity.scenes import build, find_players
 
 
@@ -86,6 +88,69 @@ def test_a_run_that_is_stopped_leaves_the_file_too(scene, folder, number, status
     assert "for Unity: runs/PPO/Reach/version_0/unity/Reach.onnx" in out.splitlines()
     assert out.splitlines()[-1].startswith(f"stopped by {number.name} at ")
     assert (run / "unity" / "Reach.onnx").is_file()
+
+
+def test_logs_of_players_are_in_the_folder_of_the_run(scene, folder):
+    scene()
+    assert fit(["--model.env.id=unity:Reach"], "--model.n_steps=16", steps=1024, num_envs=2) == 0
+    logs = folder / "runs" / "PPO" / "Reach" / "version_0" / "unity"
+    assert [(logs / f"Player-{k}.log").is_symlink() for k in (0, 1)] == [False, False]
+    assert [(logs / f"Player-{k}.log").read_text() for k in (0, 1)] == ["seed 0\n", "seed 1\n"]
+
+
+@pytest.mark.thorough
+def test_a_log_that_is_linked_during_a_run_is_whole_after_a_restart(scene, folder, capsys):
+    scene("--crash-at", 20)
+    assert fit(["--model.env.id=unity:Reach"], "--model.n_steps=32", steps=512) == 0
+    log = folder / "runs" / "PPO" / "Reach" / "version_0" / "unity" / "Player-0.log"
+    assert f"was ended by SIGKILL; see {log}" in capsys.readouterr().out
+    assert log.read_text().split("\n")[:2] == ["seed 0", "seed 0"]
+    assert not log.is_symlink()
+
+
+def test_refused_settings_leave_no_log_and_no_folder(scene, folder, capsys):
+    scene()
+    assert fit(["--model.env.id=unity:Reach"], "--evaluation.stop_at=1") == 2
+    assert not (folder / "runs").exists()
+
+
+def test_another_rank_opens_a_player_of_its_own(scene, folder, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    own = {"id": "unity:Reach", "num_envs": 2, "kwargs": {"log_folder": "logs"}}
+    scene()
+    lrl.PPO(own)
+    assert [path.name for path in (folder / "logs").iterdir()] == ["Player-2.log"]
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["in a run", "before it"])
+def test_ctrl_c_while_the_editor_is_waited_for_ends_at_once(folder, begins):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = "--model=PPO --model.env.id=unity --model.n_steps=16 --model.max_env_steps=100000 --model.log_interval=256"
+    program = Apart(f"-m lightning_rl fit {options} --model.env.kwargs.port={port}", folder)
+
+    def wait_for_lines(number):
+        until = time.monotonic() + 60
+        while read(program.streams[0]).count(f"waiting for Unity on port {port}: press Play") < number and time.monotonic() < until:
+            time.sleep(0.05)
+
+    wait_for_lines(1)
+    if begins:
+        editor = build(folder, "--scene", "reach", "--quit-at", 60)
+        assert subprocess.run([editor, "--mlagents-port", str(port)], timeout=60).returncode == 0
+        wait_for_lines(2)
+    began = time.monotonic()
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=60)
+    assert (program.returncode, err) == (130, "")
+    assert time.monotonic() - began < 15.0, "on a busy machine; without an end it would be more than a minute"
+    if begins:
+        assert out.splitlines()[-1].startswith("stopped by SIGINT at ")
+        assert "; continue: lightning-rl fit --config runs/PPO/unity/version_0/config.yaml --ckpt_path last" in out.splitlines()[-1]
+        assert "for Unity: runs/PPO/unity/version_0/unity/Reach.onnx" in out.splitlines()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 @pytest.mark.thorough

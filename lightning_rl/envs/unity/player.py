@@ -22,8 +22,8 @@ from lightning_rl.envs.unity import wire
 from lightning_rl.envs.unity.channels import STATS, read_messages, read_stat
 from lightning_rl.envs.unity.decoding import Agents, BehaviorSpec, read_spec, split_agents
 from lightning_rl.envs.unity.settings import EDITOR_PORT, UnitySettings
-from lightning_rl.errors import SettingError, missing_extra
-from lightning_rl.processes import close_at_exit
+from lightning_rl.errors import RunStoppedError, SettingError, missing_extra
+from lightning_rl.processes import STOPPING, close_at_exit
 
 CLOSE_TIMEOUT = 10.0
 """Seconds in which an executable must quit before it is killed."""
@@ -174,7 +174,7 @@ class Player:
         self.replies.put(message)
 
     def _receive(self, timeout: float | None) -> Any:
-        """Wait for the next message; without a timeout for ever."""
+        """Wait for the next message; without a timeout for ever, or until the run is asked to stop, which raises `RunStoppedError`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = POLL_INTERVAL if deadline is None else min(POLL_INTERVAL, deadline - time.monotonic())
@@ -182,6 +182,8 @@ class Player:
                 request = self.requests.get(timeout=max(0.0, left))
                 break
             except queue.Empty:
+                if deadline is None and STOPPING:
+                    raise RunStoppedError from None
                 if self.process is not None and (code := self.process.poll()) is not None:
                     raise PlayerError(f"{self._name} {describe_exit(code)}; see {self.log}") from None
                 if left <= 0.0:

@@ -1,16 +1,19 @@
 """A scene in one player: the seats of its agents, the messages in which they ask for decisions, and its restarts."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from lightning_rl.distributed import launched_rank
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues, as_parameters, as_sampler
 from lightning_rl.envs.unity.channels import make_parameter
@@ -112,8 +115,13 @@ class Scene:
         index: of the player in the run.
     """
 
+    run_folder: ClassVar[Path | None] = None
+    """The folder for logs of players in the run of this process, if they have no other."""
+
     def __init__(self, config: EnvConfig, index: int) -> None:
         self.config, self.index, self.settings = config, index, read_settings(config)
+        self.executable = find_executable(config.name)
+        self.log = None if self.executable is None else find_log_folder(self.settings.log_folder) / f"Player-{index}.log"
         parameters = as_parameters(config.parameters)
         self.lessons: dict[str, LessonValues] = {name: parameter.only(len(parameter.lessons) - 1) for name, parameter in parameters.items()}
         """The newest lesson of each parameter."""
@@ -147,9 +155,27 @@ class Scene:
 
     def open(self) -> None:
         """Start the player, and the episodes in it."""
-        executable = find_executable(self.config.name)
-        log = None if executable is None else find_log_folder(self.settings.log_folder) / f"Player-{self.index}.log"
-        self.player = Player(executable, self.settings, self.index, self.seed, self.make_parameters(), log)
+        self.player = Player(self.executable, self.settings, self.index, self.seed, self.make_parameters(), self.log)
+
+    def keep_log(self) -> None:
+        """Let the log be in the folder of the run; a player was started before the run had one, so until it is closed a link is there."""
+        if self.run_folder is None or self.log is None or self.settings.log_folder is not None or self.log.parent == self.run_folder:
+            return
+        with suppress(OSError):  # a system without links, for example
+            self.run_folder.mkdir(exist_ok=True)
+            link = self.run_folder / self.log.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.log)
+            self.log = self.player.log = link
+
+    def close(self) -> None:
+        """Close the player, and put its log into the place of the link to it."""
+        self.player.close()
+        if self.log is not None and self.log.is_symlink():
+            with suppress(OSError):  # the player has written none, or the folder is gone
+                written = self.log.readlink()
+                self.log.unlink()
+                shutil.move(written, self.log)
 
     def reset(self) -> None:
         """Abandon all episodes, and start new ones."""
@@ -251,7 +277,7 @@ def find_spaces(config: EnvConfig) -> Spaces:
 
     Raises `SettingError`: several behaviors could learn, or the chosen one is not there.
     """
-    scene = KEPT.get(key_of(config)) or Scene(config, 0)
+    scene = KEPT.get(key_of(config)) or Scene(config, launched_rank() * config.num_envs)
     try:
         turn = scene.wait_for_first()
         names = [name for name, agents in turn.asking.items() if agents.ids and scene.is_learner(name)]

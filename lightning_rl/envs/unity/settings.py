@@ -32,7 +32,7 @@ class UnitySettings:
         num_areas: copies of the training area, for scenes with Unity's Training Area Replicator.
         time_scale: speed of the scene's time.
         width, height, quality_level, target_frame_rate, capture_frame_rate: of the engine.
-        log_folder: folder of the players' logs; default: a temporary one.
+        log_folder: folder of the players' logs; default: `unity` in the folder of the run, or a temporary one.
         package_version: version of mlagents that Unity is told.
     """
 

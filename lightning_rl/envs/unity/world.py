@@ -76,8 +76,10 @@ class UnityWorld(World):
 
     def _start(self, copies: np.ndarray, seed: int | None) -> None:
         """Start all episodes again, unless the players have just begun. Their seeds are those of the run when they are started."""
-        for e in () if self.is_fresh else copies:
-            self.scenes[e].reset()
+        for e in copies:
+            self.scenes[e].keep_log()
+            if not self.is_fresh:
+                self.scenes[e].reset()
         for e in () if self.is_fresh else copies:
             try:
                 self._sit(self.scenes[e])
@@ -183,7 +185,7 @@ class UnityWorld(World):
         for scene in self.scenes:
             scene.player.ask_to_quit()
         for scene in self.scenes:
-            scene.player.close()
+            scene.close()
 
     def _are_alike(self, state: State) -> bool:
         return True
