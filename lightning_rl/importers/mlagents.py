@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lightning_rl.config_files import Plain, as_mapping
 from lightning_rl.envs.lessons import as_parameter
+from lightning_rl.envs.unity.settings import UnitySettings
 from lightning_rl.errors import SettingError, check_choice, check_names, nearest
 from lightning_rl.importers import mlagents_settings as mlagents
 from lightning_rl.importers.config import Config, Settings, merge, read_file
@@ -60,7 +61,7 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
     takes_turns = sum("model.self_play.save_steps" in part.settings for part in parts.values()) > 1
     for behavior, part in parts.items():
         for name, value in part.settings.items():
-            if name.startswith("model.") and name not in OF_THE_RUN:
+            if name.startswith("model.") and not name.startswith(OF_THE_RUN):
                 continue
             if name not in config.settings:
                 config.set(name, value, part.remarks[name])
@@ -78,7 +79,7 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
     for name, part in parts.items():
         place = f"model.behaviors.{names[name]}"
         learner = {key: value for key, value in part.settings.items() if key.startswith("model.") and not key.startswith("model.env.")}
-        learner = {key: value for key, value in learner.items() if key not in (*OF_THE_RUN, "model.max_env_steps")}
+        learner = {key: value for key, value in learner.items() if not key.startswith((*OF_THE_RUN, "model.max_env_steps"))}
         if "model.self_play.save_steps" in learner and not takes_turns:
             learner = {key: value for key, value in learner.items() if not key.startswith("model.self_play.")}
             config.note(f"{name}.self_play dropped: no other behavior has it; import this one by --behavior {name}")
@@ -89,7 +90,7 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
     return config
 
 
-OF_THE_RUN = ("model.env.id", "model.env.num_envs", "model.log_interval")
+OF_THE_RUN = ("model.env.id", "model.env.num_envs", "model.env.max_restarts", "model.env.kwargs.", "model.log_interval")
 """Settings of the model that learners share, in addition to the length of the run."""
 
 
@@ -221,8 +222,11 @@ def set_sections(config: Config, behavior: Behavior, names: Mapping[str, str] | 
     """Convert the sections next to the behaviors; `names` and `num_envs` as in `convert_behavior`."""
     sections = behavior.sections
     env, checkpoint, torch = (sections.section(f"{name}_settings") for name in ("env", "checkpoint", "torch"))
-    given = env.integer("num_envs", 1) * env.integer("num_areas", 1)
-    if num_envs is not None:
+    players, areas = env.integer("num_envs", 1), env.integer("num_areas", 1)
+    given = players * areas
+    if mlagents.is_scene(config):
+        set_players(config, env, sections, players, areas)
+    elif num_envs is not None:
         config.set("model.env.num_envs", num_envs, "buffer_size / time_horizon, the least of all behaviors" * (num_envs != given))
     elif given > 1:
         config.set("model.env.num_envs", given)
@@ -236,6 +240,22 @@ def set_sections(config: Config, behavior: Behavior, names: Mapping[str, str] | 
         if name in checkpoint:
             config.set(target, str(checkpoint.take(name)))
     config.drop(env.values | checkpoint.values | sections.values, mlagents.COMMAND_LINE)
+
+
+def set_players(config: Config, env: Settings, sections: Settings, players: int, areas: int) -> None:
+    """Convert the settings of Unity's players that a file has; `env` and `sections`: those that are not used yet."""
+    config.set("model.env.num_envs", players, "players; the agents of each are rows")
+    kept = {"env_args": "env_args", "base_port": "port", "timeout_wait": "timeout_wait"}
+    given = {ours: env.take(name) for name, ours in kept.items() if name in env} | {"num_areas": areas}
+    engine = sections.section("engine_settings")
+    given |= {name: engine.take(name) for name in mlagents.ENTRIES["engine_settings"] - {"no_graphics_monitor"} if name in engine}
+    env.take("env_path")
+    if "max_lifetime_restarts" in env:
+        config.set("model.env.max_restarts", env.integer("max_lifetime_restarts", 10, low=0), "in an hour")
+    for name, value in given.items():
+        if value not in (getattr(UnitySettings, name, None), []):
+            config.set(f"model.env.kwargs.{name}", value)
+    config.drop(engine.values, {"no_graphics_monitor": "all players have the same graphics"})
 
 
 def set_environment_parameters(config: Config, behavior: Behavior, names: Mapping[str, str] | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from lightning_rl.config_files import Plain, as_mapping
+from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, check_names, check_range
 from lightning_rl.importers.config import Config, Settings
 
@@ -129,6 +130,11 @@ MAX_ENVS = 32
 MINARI = re.compile(r"-v\d+$")
 
 
+def is_scene(config: Config) -> bool:
+    """Return whether the environment of a config is a scene of Unity."""
+    return "model.env.id" in config.settings and EnvConfig(config.settings["model.env.id"]).is_unity
+
+
 def set_ppo(config: Config, settings: Settings, old: bool) -> None:
     """Convert buffer_size to n_steps · num_envs rows, a whole number of minibatches of whole sequences; convert decaying settings too."""
     buffer, horizon = settings.integer("buffer_size", 10_240), settings.integer("time_horizon", 64)
@@ -136,12 +142,15 @@ def set_ppo(config: Config, settings: Settings, old: bool) -> None:
     if "model.env.num_envs" not in config.settings:
         fitting = max(1, min(MAX_ENVS, buffer // max(horizon, length)))
         config.set("model.env.num_envs", fitting, "buffer_size / time_horizon, as many agents at once")
-    num_envs = config.settings["model.env.num_envs"]
+    scene = is_scene(config)
+    num_envs = 1 if scene else config.settings["model.env.num_envs"]  # how many agents a scene has, only the scene knows
     sequences = max(1, min(wanted, buffer) // length)
     step = length * sequences // math.gcd(sequences, num_envs)
-    n_steps = step * max(1, round(buffer / (num_envs * step)))
+    n_steps = step * max(1, round((horizon if scene else buffer / num_envs) / step))
     rows, batch = n_steps * num_envs, sequences * length
-    config.set("model.n_steps", n_steps, f"x num_envs = {rows}; buffer_size {buffer} is not whole minibatches" * (rows != buffer))
+    remark = f"x num_envs = {rows}; buffer_size {buffer} is not whole minibatches" * (rows != buffer)
+    of_scene = f"time_horizon in whole minibatches; x agents of all players, set it to buffer_size {buffer} / agents"
+    config.set("model.n_steps", n_steps, of_scene if scene else remark)
     config.set("model.batch_size", batch, f"{wanted} there; in whole sequences that fit the buffer" * (batch != wanted))
     inherited = "linear" if old else settings.values.get("learning_rate_schedule") or "linear"
     set_decaying(config, settings, "learning_rate", "linear")

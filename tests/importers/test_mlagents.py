@@ -11,6 +11,7 @@ from lightning_rl import POCA, PPO, SAC, SettingError
 from lightning_rl.cli.names import read_options
 from lightning_rl.cli.settings import read_arguments
 from lightning_rl.config_files import Loader
+from lightning_rl.envs.config import EnvConfig
 from lightning_rl.importers.mlagents import import_mlagents
 from tests.command_line import run
 from tests.importers.converting import FILES, comments, remark, settings, trains
@@ -263,6 +264,42 @@ def test_a_file_that_ml_agents_wrote_is_read():
         "behaviors.A.reward_signals.extrinsic.network_settings dropped: the environment's own reward needs no network",
         "goal_conditioning_type dropped: name the observations that contain the goal in model.goals",
     ]
+
+
+UNITY = """
+behaviors: {Walker: {trainer_type: ppo, hyperparameters: {batch_size: 100, buffer_size: 4800}, time_horizon: 290}}
+env_settings: {env_path: builds/Other, env_args: [--level, '3'], base_port: 5010, num_envs: 3, num_areas: 2, timeout_wait: 20,
+  max_lifetime_restarts: 4, restarts_rate_limit_n: 2}
+engine_settings: {time_scale: 5, width: 100, height: 84, no_graphics: true, no_graphics_monitor: true}
+environment_parameters: {gravity: 9.8}
+"""
+
+
+def test_a_scene_of_unity_keeps_the_settings_of_its_players(tmp_path):
+    file = tmp_path / "walker.yaml"
+    file.write_text(UNITY)
+    text = import_mlagents(str(file), env_id="unity:builds/Walker")
+    given = settings(text)
+    kwargs = {"env_args": ["--level", "3"], "port": 5010, "timeout_wait": 20, "num_areas": 2}
+    kwargs |= {"time_scale": 5, "width": 100, "no_graphics": True}  # 84 is Unity's default here, too
+    parameters = {"gravity": 9.8}
+    assert given["env"] == {"id": "unity:builds/Walker", "num_envs": 3, "max_restarts": 4, "kwargs": kwargs, "parameters": parameters}
+    assert EnvConfig(**given["env"]).num_envs == 3
+    assert (given["n_steps"], given["batch_size"]) == (300, 100)
+    assert remark(text, "n_steps") == "time_horizon in whole minibatches; x agents of all players, set it to buffer_size 4800 / agents"
+    assert comments(text) == [
+        "no_graphics_monitor dropped: all players have the same graphics",
+        "restarts_rate_limit_n dropped: see model.env.max_restarts",
+    ]
+
+
+def test_behaviors_of_a_scene_share_its_players(tmp_path):
+    file = tmp_path / "soccer.yaml"
+    file.write_text(UNITY.replace("behaviors: {", "behaviors: {Goalie: {trainer_type: sac}, "))
+    given = settings(import_mlagents(str(file), env_id="unity:builds/Soccer"))
+    assert (given["env"]["num_envs"], given["env"]["max_restarts"], given["env"]["kwargs"]["port"]) == (3, 4, 5010)
+    assert [behavior["agents"] for behavior in given["behaviors"].values()] == ["Goalie*", "Walker*"]
+    assert "env" not in given["behaviors"]["Walker"]["learner"]["init_args"]
 
 
 def test_self_play_keeps_its_names_and_says_what_has_nothing_to_do_here(tmp_path):
