@@ -122,12 +122,12 @@ def test_another_rank_opens_a_player_of_its_own(scene, folder, monkeypatch):
     assert [path.name for path in (folder / "logs").iterdir()] == ["Player-2.log"]
 
 
-@pytest.mark.parametrize("begins", [True, False], ids=["in a run", "before it"])
+@pytest.mark.parametrize("begins", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["in a run", "before it"])
 def test_ctrl_c_while_the_editor_is_waited_for_ends_at_once(folder, begins):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = "--model=PPO --model.env.id=unity --model.n_steps=16 --model.max_env_steps=100000 --model.log_interval=256"
+    options = "--model=PPO --model.env.id=unity --model.n_steps=16 --model.max_env_steps=100000 --model.compile=false"
     program = Apart(f"-m lightning_rl fit {options} --model.env.kwargs.port={port}", folder)
 
     def wait_for_lines(number):
@@ -151,6 +151,21 @@ def test_ctrl_c_while_the_editor_is_waited_for_ends_at_once(folder, begins):
         assert "for Unity: runs/PPO/unity/version_0/unity/Reach.onnx" in out.splitlines()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.thorough
+def test_a_trainer_file_and_a_build_are_enough(scene, folder, capsys):
+    scene("--log", folder / "sent")
+    behavior = "{trainer_type: ppo, hyperparameters: {batch_size: 64, buffer_size: 1024}, time_horizon: 64, max_steps: 4096}"
+    players = "env_settings: {num_envs: 2, num_areas: 3, env_args: [--count, '4']}\nengine_settings: {time_scale: 5}"
+    (folder / "reach.yaml").write_text(f"behaviors: {{Reach: {behavior}}}\n{players}\nenvironment_parameters: {{distance: 0.5}}\n")
+    assert main(["import-mlagents", "reach.yaml", "--env=unity:Reach"]) == 0
+    (folder / "x.yaml").write_text(capsys.readouterr().out)
+    assert main(["fit", "--config=x.yaml", "--trainer.run_name=X"]) == 0
+    assert "for Unity: runs/PPO/Reach/X/unity/Reach.onnx" in capsys.readouterr().out.splitlines()
+    sent = [json.loads(line) for line in (folder / "sent").read_text().splitlines()]
+    assert [(each["areas"], each["engine"]["2"], each["parameters"]) for each in sent] == [(3, [5.0], {"distance": 0.5})] * 2
+    assert {len(actions) for each in sent for actions in each["actions"]} == {4}
 
 
 @pytest.mark.thorough
