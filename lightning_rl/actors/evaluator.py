@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 
 from lightning_rl.actors.actor import Lessons
 from lightning_rl.data.episodes import Finished, Seat, info_arrays, longest_episode
-from lightning_rl.envs import LESSONS, PARAMETERS
+from lightning_rl.envs import KEPT, LESSONS, PARAMETERS
 from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env
@@ -244,7 +244,7 @@ class _JobSeat(Seat):
 
     def episode(self) -> JobEpisode:
         lessons, drawn = (info_arrays(self.info, key) if key in self.info else {} for key in (LESSONS, PARAMETERS))
-        finished = Finished(self.return_, self.success, lessons, self.length, drawn)
+        finished = Finished(self.return_, self.success, lessons, self.length, drawn, self.info.get(KEPT, {}))
         obs = tree_stack(self.watched_obs) if self.watched_obs else ()
         return JobEpisode(self.job, self.sign, finished, self.signs, obs, self.replaced, self.bad)
 

@@ -14,7 +14,7 @@ from torch import Generator
 
 from lightning_rl.checkpoints.validation import COUNT, FLAG, FLOATS, INTEGERS, MAPPING, NUMBER, Rules
 from lightning_rl.distributed import of_all_ranks
-from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
+from lightning_rl.envs import KEPT, LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.snapshot.state import seed_spaces
 from lightning_rl.envs.sync import close_env, contract_of, name_of
@@ -30,18 +30,19 @@ WINDOW = 100
 
 
 class Finished(NamedTuple):
-    """A finished training episode: the sum of its rewards, its success (None if not reported), its lessons, its steps, and its drawn
-    parameters."""
+    """A finished training episode: the sum of its rewards, its success (None if not reported), its lessons, its steps, its drawn
+    parameters, and the entries of its last info that `KeepInfo` names."""
 
     return_: float
     success: float | None
     lessons: Mapping[str, int]
     length: int = 0
     parameters: Mapping[str, float] = {}
+    info: Mapping[str, float] = {}
 
 
 class EpisodeStatistics:
-    """Returns, lengths, successes and drawn parameters of the last 100 episodes, as the environment reports them."""
+    """Returns, lengths, successes, drawn parameters and kept info of the last 100 episodes, as the environment reports them."""
 
     state_rules: ClassVar[Rules] = {
         "episodes": COUNT,
@@ -49,8 +50,8 @@ class EpisodeStatistics:
         "running_length": INTEGERS,
         "returns|lengths|successes/[]": NUMBER,
         "reports_success?": FLAG.or_null(),
-        "parameters?": MAPPING,
-        "parameters?/*/[]": NUMBER,
+        "parameters?|info?": MAPPING,
+        "parameters?|info?/*/[]": NUMBER,
     }
     """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
@@ -63,6 +64,7 @@ class EpisodeStatistics:
         self.reports_success = False
         """Whether any episode has reported its success. From then on, episodes that do not report it count as failures."""
         self.parameters: dict[str, deque[float]] = {}
+        self.info: dict[str, deque[float]] = {}
         self.finished: list[Finished] = []
         """Episodes that ended in the current iteration."""
         self.episodes = 0
@@ -74,12 +76,14 @@ class EpisodeStatistics:
         if not len(step.ended):
             return
         lessons, drawn = (info_arrays(step.info, key) if key in step.info else {} for key in (LESSONS, PARAMETERS))
+        kept = step.info.get(KEPT, {})
         reports = any(name in step.info for name in SUCCESS)
         for i in step.ended:
             played = {name: int(values[i]) for name, values in lessons.items()}
             numbers = {name: float(values[i]) for name, values in drawn.items()}
             succeeded = success(step.info, i) if reports else None
-            self.add(Finished(float(self.running_return[i]), succeeded, played, int(self.running_length[i]), numbers))
+            info = {name: float(kept[name][i]) for name in kept if f"_{name}" in kept and kept[f"_{name}"][i]}
+            self.add(Finished(float(self.running_return[i]), succeeded, played, int(self.running_length[i]), numbers, info))
         self.running_return[step.ended] = 0.0
         self.running_length[step.ended] = 0
 
@@ -88,8 +92,9 @@ class EpisodeStatistics:
         self.lengths.append(episode.length)
         self.successes.append(episode.success or 0.0)
         self.reports_success |= episode.success is not None
-        for name, value in episode.parameters.items():
-            self.parameters.setdefault(name, deque(maxlen=WINDOW)).append(value)
+        for windows, values in ((self.parameters, episode.parameters), (self.info, episode.info)):
+            for name, value in values.items():
+                windows.setdefault(name, deque(maxlen=WINDOW)).append(value)
         self.finished.append(episode)
         self.episodes += 1
 
@@ -104,7 +109,8 @@ class EpisodeStatistics:
 
     def get_state(self) -> State:
         windows: State = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
-        windows["parameters"] = {name: list(window) for name, window in self.parameters.items()}
+        for key in ("parameters", "info"):
+            windows[key] = {name: list(window) for name, window in getattr(self, key).items()}
         counts = {"episodes": self.episodes, "reports_success": self.reports_success}
         return {"running_return": self.running_return.copy(), "running_length": self.running_length.copy(), **counts, **windows}
 
@@ -114,12 +120,12 @@ class EpisodeStatistics:
             getattr(self, name).clear()
             getattr(self, name).extend(state[name])
         self.reports_success = state.get("reports_success", bool(self.successes))  # 0.1.0 stored the successes that were reported
-        drawn = state.get("parameters", {})
-        self.parameters = {name: deque(window, WINDOW) for name, window in drawn.items()}
+        for key in ("parameters", "info"):
+            setattr(self, key, {name: deque(window, WINDOW) for name, window in state.get(key, {}).items()})
 
     def clear(self) -> None:
         """Forget the finished episodes, except for their number."""
-        for window in (self.returns, self.lengths, self.successes, self.parameters):
+        for window in (self.returns, self.lengths, self.successes, self.parameters, self.info):
             window.clear()
         self.reports_success = False
 
@@ -132,7 +138,9 @@ class EpisodeStatistics:
         windows: dict[str, deque[float] | deque[int]] = {"ep_rew_mean": self.returns, "ep_len_mean": self.lengths}
         windows |= {"success_rate": self.successes} if self.reports_success else {}
         means = {f"rollout/{name}": float(np.mean(window)) for name, window in windows.items() if window}
-        return means | {f"parameters/{name}": float(np.mean(window)) for name, window in self.parameters.items()}
+        for group in ("parameters", "info"):
+            means |= {f"{group}/{name}": float(np.mean(window)) for name, window in getattr(self, group).items()}
+        return means
 
 
 def success(info: Info, env: int | None = None) -> float | None:

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import create_empty_array, iterate
 from numpy.typing import DTypeLike
 
-from lightning_rl.envs import LESSONS, PARAMETERS, SUCCESS
+from lightning_rl.envs import KEPT, LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.errors import SettingError, is_interrupt, keep_running, place_in_code, printable, was_raised_in
 from lightning_rl.spaces import MASK, cast, is_outside, mismatches, misshape
 from lightning_rl.types import Info, Options, StepResult, Tree
@@ -25,7 +25,7 @@ NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """Types of rewards that need no closer look."""
 FLAGS = frozenset((bool, np.bool_))
 """Types of ends of episodes that need no closer look."""
-READ = (*SUCCESS, MASK, PARAMETERS, LESSONS)
+READ = (*SUCCESS, MASK, PARAMETERS, LESSONS, KEPT)
 """The keys of an environment's info that are read."""
 CLOSE_TIMEOUT = 10.0
 """Seconds for `close` of an environment."""
