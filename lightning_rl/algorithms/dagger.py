@@ -12,7 +12,7 @@ from lightning_rl.data.dataset import SampledDataset
 from lightning_rl.data.demonstrations import DemonstrationBatch
 from lightning_rl.distributions import Distribution
 from lightning_rl.errors import SettingError
-from lightning_rl.sharing.sb3 import is_zip
+from lightning_rl.sharing.hub import is_zip
 from lightning_rl.spaces import Spaces, without_hidden
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.hooks import RunModule

@@ -16,7 +16,6 @@ from lightning_rl.data.groups import (
     group_returns,
     make_group_batch,
 )
-from lightning_rl.data.rollout import check_n_steps
 from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.fields import Range
@@ -25,7 +24,7 @@ from lightning_rl.networks.group_critic import GroupActorCritic
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
-from lightning_rl.training.settings import ActorCriticFields, actor_critic_settings, check_groups, end_burn_in
+from lightning_rl.training.settings import ActorCriticFields, actor_critic_settings, check_groups, check_n_steps, end_burn_in
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

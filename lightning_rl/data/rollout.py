@@ -11,13 +11,10 @@ from torch.utils.data import IterableDataset
 
 from lightning_rl.data.collector import Collector, RunCollector
 from lightning_rl.distributed import sum_over_ranks
-from lightning_rl.errors import SettingError, check_range
 from lightning_rl.returns import gae
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_leaves, tree_map
 
 Rows = TypeVar("Rows")
-MAX_ROWS = 10**8
-"""Maximum rows of a rollout: with four numbers per observation they take 3 GB."""
 
 
 class ExperienceDataset(IterableDataset[object]):
@@ -122,15 +119,6 @@ class RolloutDataset(ExperienceDataset):
             else:
                 self.collected()
                 yield self.batch
-
-
-def check_n_steps(n_steps: int, num_envs: int) -> None:
-    """Raise `SettingError` unless rollouts of this size fit."""
-    check_range("n_steps", n_steps, 1, whole=True)
-    if n_steps * num_envs > MAX_ROWS:
-        raise SettingError(
-            f"n_steps * num_envs = {n_steps} * {num_envs} rows are more than a rollout can hold, {MAX_ROWS:,}; lower n_steps"
-        )
 
 
 class Batch(NamedTuple):

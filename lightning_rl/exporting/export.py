@@ -27,9 +27,7 @@ from lightning_rl.exporting.unity import Unity, UnityGraph
 from lightning_rl.networks.acting import copy_network, list_changes
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.policy import Env, Policy, load_run
-from lightning_rl.sharing.agent import is_agent
-from lightning_rl.sharing.hub import is_address
-from lightning_rl.sharing.sb3 import is_zip
+from lightning_rl.sharing.hub import is_address, is_agent, is_zip
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior

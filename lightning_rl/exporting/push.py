@@ -21,9 +21,8 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.video import check_renders
 from lightning_rl.errors import SettingError, check_flag, check_range, check_seed
 from lightning_rl.policy import load_with_env, play_episodes, record_episodes, statistics
-from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, decode, is_agent, write_agent
-from lightning_rl.sharing.hub import CONFIG, load_hub, prepare_repo, upload
-from lightning_rl.sharing.sb3 import is_zip
+from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, decode, write_agent
+from lightning_rl.sharing.hub import CONFIG, is_agent, is_zip, load_hub, prepare_repo, upload
 from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of, foreign_modules, read_checkpoint, stored_name
 

@@ -48,11 +48,6 @@ def packaged_agent(address: str | Path) -> Path:
     return agent
 
 
-def is_agent(path: str | Path) -> bool:
-    """Return whether a path is the path of an agent's weights."""
-    return Path(path).name == WEIGHTS
-
-
 def write_agent(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write what acting needs of a checkpoint into a folder, and check that it reads back the same. Returns the path of the weights.
 

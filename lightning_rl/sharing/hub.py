@@ -46,6 +46,16 @@ def is_address(path: object) -> bool:
     return str(path).startswith((PREFIX, "hf:/", ZOO))  # `Path` keeps one slash
 
 
+def is_agent(path: str | Path) -> bool:
+    """Return whether a path is the path of an agent's weights."""
+    return Path(path).name == WEIGHTS
+
+
+def is_zip(path: str | Path) -> bool:
+    """Return whether a path is the path of an agent of Stable-Baselines3."""
+    return Path(path).suffix == ".zip"
+
+
 def read_address(text: str | Path) -> Address:
     """Read `hf://USER/NAME[@REVISION]`. Raises `SettingError`: it has another form."""
     match = NAME.fullmatch(re.sub("^hf:/+", "", str(text)))

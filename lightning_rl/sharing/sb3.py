@@ -32,7 +32,6 @@ from lightning_rl.networks.normalization import ObservationNormalizer
 from lightning_rl.sharing.hub import STATISTICS
 from lightning_rl.spaces import Spaces, observation_leaves, to_plain
 
-SUFFIX = ".zip"
 WANTED = "PPO, A2C, DQN, SAC, TD3 and DDPG"
 POLICIES = {"common": ("PPO", "A2C"), "dqn": ("DQN",), "sac": ("SAC",), "td3": ("TD3",)}
 """Algorithms by the module `stable_baselines3.<name>.policies` of their policy."""
@@ -57,11 +56,6 @@ ARRAYS: dict[str, Any] = {
 ARRAY_MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 IGNORED = ("stable_baselines3", "gymnasium", "gym", "numpy.random", "collections")
 """Packages whose objects are replaced by `Inert` ones, which keep their state: nothing of the packages is imported or called."""
-
-
-def is_zip(path: str | Path) -> bool:
-    """Return whether a path is the path of an agent of Stable-Baselines3."""
-    return Path(path).suffix == SUFFIX
 
 
 def read_zip(path: Path, spaces: Spaces) -> Checkpoint:

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -46,7 +47,6 @@ class Learner:
 
     def __init__(self, algorithm: LearningModule) -> None:
         self.algorithm = algorithm
-        self.guard = Guard(algorithm.on_nan)  # a run of no step also ends
         self.scaler = GradScaler(enabled=False)
         self.hooks: Callable[..., object] | None = None
         """Calls Lightning's hooks around a gradient step, if there are any."""
@@ -58,6 +58,11 @@ class Learner:
         self.unread_steps: list[tuple[Tensor, tuple[Any, ...]]] = []
         """Gradient steps on a GPU whose result is not read yet: whether each was finite, and the arguments of `refuse` if not."""
         self.matmul_before: str | None = None
+
+    @cached_property
+    def guard(self) -> Guard:
+        """The guard against NaN and infinity. A run replaces it when it begins; one without a step needs it to end."""
+        return Guard(self.algorithm.on_nan)
 
     # ---------------------------------------------------------------- one of several behaviors
 

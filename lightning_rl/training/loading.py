@@ -30,9 +30,9 @@ from lightning_rl.envs.unity.settings import PREFIX
 from lightning_rl.errors import SettingError, check_path, nearest
 from lightning_rl.networks.acting import list_changes
 from lightning_rl.setting_names import MODELS, suggest_algorithm
-from lightning_rl.sharing.agent import agent_of, is_agent, read_agent
-from lightning_rl.sharing.hub import download, is_address
-from lightning_rl.sharing.sb3 import is_zip, read_zip
+from lightning_rl.sharing.agent import agent_of, read_agent
+from lightning_rl.sharing.hub import download, is_address, is_agent, is_zip
+from lightning_rl.sharing.sb3 import read_zip
 from lightning_rl.spaces import Spaces, from_plain, observation_leaves
 
 A = TypeVar("A", bound=pl.LightningModule)

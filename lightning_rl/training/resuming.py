@@ -43,8 +43,8 @@ from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.optimization import ScheduledOptimizer, split_vectors
 from lightning_rl.setting_names import MODELS
-from lightning_rl.sharing.agent import agent_of, is_agent
-from lightning_rl.sharing.hub import is_address
+from lightning_rl.sharing.agent import agent_of
+from lightning_rl.sharing.hub import is_address, is_agent
 from lightning_rl.spaces import allocate
 from lightning_rl.training.learner import Learner
 from lightning_rl.training.loading import changed_settings, check_names, check_weights, read_checkpoint, stored_name

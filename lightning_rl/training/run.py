@@ -357,8 +357,9 @@ class Run:
         known = {} if changed else env.get("parameters", {})  # settings given explicitly win
         self.parameter_values = {name: value for name, value in state.get("parameters", {}).items() if name in known}
         self.changed_task = changed if module.has_trainer else []
-        self.additions.load(module, state)
-        self.additions.name_lost(module, state, self.changes)
+        if state.get("attributes"):
+            self.additions.load(module, state)
+        self.additions.name_lost(module, state, self.changes if state.get("changes") else {})
 
     @property
     def changes(self) -> dict[str, str]:

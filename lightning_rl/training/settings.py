@@ -25,6 +25,9 @@ from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.replay import make_offline
 from lightning_rl.training.side_learners import CloningConfig
 
+MAX_ROWS = 10**8
+"""Maximum rows of a rollout: with four numbers per observation they take 3 GB."""
+
 if TYPE_CHECKING:
 
     class AlgorithmPart(LearningModule):
@@ -343,6 +346,15 @@ def end_burn_in(algorithm: ActorCriticFields, optimizer: Optimizer) -> None:
     """
     if isinstance(optimizer, Adam) and algorithm.began_at < algorithm.critic_burn_in_steps <= algorithm.env_steps:
         optimizer.state.clear()
+
+
+def check_n_steps(n_steps: int, num_envs: int) -> None:
+    """Raise `SettingError` unless rollouts of this size fit."""
+    check_range("n_steps", n_steps, 1, whole=True)
+    if n_steps * num_envs > MAX_ROWS:
+        raise SettingError(
+            f"n_steps * num_envs = {n_steps} * {num_envs} rows are more than a rollout can hold, {MAX_ROWS:,}; lower n_steps"
+        )
 
 
 def check_minibatches(algorithm: AlgorithmPart) -> None:

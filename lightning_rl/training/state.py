@@ -278,7 +278,7 @@ class Additions:
 
     def load(self, module: Any, state: State) -> None:
         """Restore attributes from a checkpoint."""
-        if missing := write_attributes(module, to_arrays(state.get("attributes", {}))):
+        if missing := write_attributes(module, to_arrays(state["attributes"])):
             module.say(f"not restored from the checkpoint, as they are not there any more: {', '.join(missing)}")
 
     def name_lost(self, module: Any, state: State, changes: Mapping[str, str]) -> None:
