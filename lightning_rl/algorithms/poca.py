@@ -53,7 +53,7 @@ class POCA(ActorCriticFields, Algorithm):
     gae_lambda: Annotated[float, Range(0, 1)] = 0.95
     """λ of the group's return; 1 gives n-step returns."""
     clip_range: ScheduleSetting = 0.2
-    """Clip range ε of the surrogate objective."""
+    """Clip range ε of the surrogate."""
     clip_range_vf: ScheduleSetting | None = None
     """Clip range of value and baselines around their old values; null: no clipping."""
     normalize_advantage: bool = True

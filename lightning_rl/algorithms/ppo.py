@@ -39,7 +39,7 @@ class PPO(ActorCriticFields, Algorithm):
     gae_lambda: Annotated[float, Range(0, 1)] = 0.95
     """λ of generalized advantage estimation; 1 gives n-step returns."""
     clip_range: ScheduleSetting = 0.2
-    """Clip range ε of the surrogate objective."""
+    """Clip range ε of the surrogate."""
     clip_range_vf: ScheduleSetting | None = None
     """Clip range of the value function around its old value; null: no clipping."""
     normalize_advantage: bool = True
