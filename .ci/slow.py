@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "tests" / "slow_tests.csv"
 COLUMNS = ("test", "cases", "failed", "skipped", "seconds", "commit", "date")
 SECONDS_OF_A_SHARE = 3600
+ADDOPTS = "addopts=--strict-markers --import-mode importlib"
+"""Those of setup.cfg, without its choice of tests."""
 DEFAULT_SECONDS = 60.0
 """Estimate for a test that has no row yet."""
 Row = dict[str, str]
@@ -34,7 +36,7 @@ Row = dict[str, str]
 
 def collect() -> Counter[str]:
     """Return the test functions that are marked as slow, each with its number of cases."""
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=--strict-markers", "--collect-only", "-q", "-m", "slow"]
+    command = [sys.executable, "-m", "pytest", "-o", ADDOPTS, "--collect-only", "-q", "-m", "slow"]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return Counter(line.split("[")[0] for line in output.splitlines() if "::" in line)
 
@@ -75,7 +77,7 @@ def run(tests: list[str], processes: int) -> dict[str, Row]:
         report = Path(folder, "report.xml")
         options = [
             "-o",
-            "addopts=--strict-markers",
+            ADDOPTS,
             "-q",
             "-m",
             "slow",

@@ -59,14 +59,14 @@ PARSED = {
 """Parts of lines that need what is not here: their settings are read, by the parser that always reads them, and printed."""
 ELSEWHERE = {
     "hf auth login": "the stand-in for the hub takes a token from the environment",
-    "lightning-rl completion": "tests/test_cli_names.py asks bash",
+    "lightning-rl completion": "tests/cli/test_names.py asks bash",
     "python -m venv": ".ci/run installs, trains and tests by these two lines",
     **dict.fromkeys(("export RAY_", "ray start", "export GLOO_"), "benchmarks/machines.py makes several machines for them"),
     **dict.fromkeys(("wandb sweep", "wandb agent"), "tests/tuning/test_sweep.py runs what an agent would"),
     "--engine ray": "tests/tuning/test_study.py and test_population.py",
     "python examples/auxiliary_head.py": "tests/test_examples.py kills and resumes it",
     "# the editor": "tests/unity/test_player.py connects as the editor does",
-    "_population/best.yaml": "tests/tuning/test_population_based.py",
+    "_population/best.yaml": "tests/tuning/test_population.py",
 }
 FILES = {
     "ppo.yml": "CartPole-v1: {n_envs: 8, n_timesteps: 1e5, policy: MlpPolicy, n_steps: 32, batch_size: 256, learning_rate: lin_0.001}\n",
@@ -274,7 +274,7 @@ MARKS = {
     "masks": Spaces(Box(-1, 1, (3,)), Discrete(3), masked=True),
 }
 """What an algorithm takes where the README's table has a mark, and refuses where it has none; what learns on
-several GPUs is told by `test_ranks.py`."""
+several GPUs is told by `test_distributed.py`."""
 
 
 @pytest.mark.variants

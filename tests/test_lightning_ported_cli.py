@@ -1,6 +1,6 @@
 """Lightning's own tests of its command line, `LightningCLI`, with algorithms for models.
 
-They stand for `test_cli.py` of Lightning 2.6: both Trainers, other models and numbers. What concerns data modules is one refusal here.
+They stand for `test_main.py` of Lightning 2.6: both Trainers, other models and numbers. What concerns data modules is one refusal here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one of two ranks does in `test_ranks.py`: cases of the table, one after the other, for the price of one start.
+"""What one of two ranks does in `test_distributed.py`: cases of the table, one after the other, for the price of one start.
 
 `python -m tests.two_ranks FOLDER CASE...`, with LOCAL_RANK and what else torch.distributed asks for in the environment.
 """
@@ -36,8 +36,8 @@ from lightning_rl import (
     Video,
 )
 from lightning_rl.errors import LostRankError, SettingError
-from tests.algorithms.test_evolution_strategies import CARTPOLE as CARTPOLE_JOBS
-from tests.algorithms.test_evolution_strategies import learned
+from tests.algorithms.test_evolution import CARTPOLE as CARTPOLE_JOBS
+from tests.algorithms.test_evolution import learned
 from tests.experts import at_random
 from tests.fitting import Rows, fit, tiny
 

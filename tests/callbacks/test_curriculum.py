@@ -400,7 +400,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow  # test_ranks.py asks it of a whole run
+@pytest.mark.slow  # test_distributed.py asks it of a whole run
 def test_two_ranks_always_hold_the_same_lesson(tmp_path):
     (tmp_path / "two_ranks.py").write_text(TWO_RANKS)
     env = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}

@@ -11,7 +11,7 @@ import torch
 from lightning_rl import Behavior, FrozenPolicy, MultiAgent, SettingError
 from lightning_rl.training.resuming import check_fits
 from tests.algorithms.test_multi_agent import A2C, PPO, StopAt, fit, made
-from tests.checkpoints.test_runs import GONE, replaced
+from tests.checkpoints.test_validation import GONE, replaced
 
 RANK = "lightning_rl", "ranks", 0
 WORLD = *RANK, "data", "collector", "world"

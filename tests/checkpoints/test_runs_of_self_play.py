@@ -20,7 +20,7 @@ from lightning_rl import PPO, SettingError, Trainer
 from lightning_rl.training.resuming import check_fits
 from tests.agents import Together
 from tests.apart import ROOT
-from tests.checkpoints.test_runs import GONE, replaced
+from tests.checkpoints.test_validation import GONE, replaced
 
 CALLBACK = "callbacks", "SelfPlay"
 ENVS = "lightning_rl", "ranks", 0, "data", "collector", "episodes", "envs"

@@ -21,7 +21,7 @@ from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.envs.sync import TurnVectorEnv
 from lightning_rl.errors import SettingError
-from tests.test_resume import StopAt, assert_equal_runs, run
+from tests.training.test_resuming import StopAt, assert_equal_runs, run
 
 IDS = ("CartPole-v0", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1")
 ARGUMENTS = [

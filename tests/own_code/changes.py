@@ -25,8 +25,8 @@ from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.off_policy import Actor
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.training.arguments import settings_of
-from tests.algorithms.test_assigned_settings import ASSIGNED
 from tests.fitting import REPLAY, TINY, tiny
+from tests.training.test_arguments import ASSIGNED
 
 PLACES = ("acting", "learning", "evaluation", "export", "load_policy", "resume", "another process", "another rank")
 EQUAL, NAMED, REFUSED = "equal", "named", "refused"
@@ -273,7 +273,7 @@ class Every(At):
 
 
 SETTINGS = [case for case in ASSIGNED if case[0] in (lrl.PPO, lrl.A2C, lrl.IMPALA, lrl.PQN)]
-"""Those of the others are in `test_assigned_settings.py`."""
+"""Those of the others are in `test_arguments.py`."""
 
 
 def assign(name: str, value: object) -> Callable[[type], Made]:

@@ -19,7 +19,7 @@ from lightning_rl.types import tree_leaves
 from tests.agents import Together, Visited
 from tests.algorithms.test_multi_agent import DQN, POCA, PPO, fit
 from tests.algorithms.test_multi_agent import StopAt as StopAfter
-from tests.test_resume import StopAt, assert_equal_runs
+from tests.training.test_resuming import StopAt, assert_equal_runs
 
 PAST = {"save_steps": 24, "team_change": 24}
 

@@ -10,7 +10,7 @@ import torch
 
 from lightning_rl import A2C, DQN, GRU, LSTM, POCA, PPO, SAC, SettingError, Trainer, evaluate, load_policy
 from lightning_rl.algorithms.algorithm import Algorithm
-from tests.test_resume import StopAt, assert_equal_runs, run
+from tests.training.test_resuming import StopAt, assert_equal_runs, run
 
 PAST = {"self_play": {"window": 2, "save_steps": 24, "opponents": ["random"]}}
 TEAMS = {"self_play": {**PAST["self_play"], "teams": ["red_*", "blue_*"]}}

@@ -22,7 +22,7 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.errors import SettingError
 from lightning_rl.types import tree_leaves
 from tests.data.recordings import LAYOUTS, MODES, diary, environments, experience, line_buffer, some_actions, walk
-from tests.data.test_replay import ALL_WAYS, buffer_for, demonstrations, plain
+from tests.data.replay.test_buffer import ALL_WAYS, buffer_for, demonstrations, plain
 from tests.environments import Image, Scripted, ScriptedDict
 
 

@@ -26,10 +26,10 @@ from lightning_rl.training.loading import take_weights
 from lightning_rl.training.side_learners import imitate
 from lightning_rl.types import tree_leaves, tree_map
 from tests.command_line import run
+from tests.distributions.test_joint import SEEDS, drawn
 from tests.environments import Anything
 from tests.experts import at_random, balance, played
 from tests.fitting import Rows, fit, tiny, weights
-from tests.test_mixed_actions import SEEDS, drawn
 
 CARTPOLE = played(gym.make("CartPole-v1", max_episode_steps=150), 5, balance)
 

@@ -19,7 +19,7 @@ from tests.command_line import run
 from tests.fitting import fit, tiny
 from tests.videos import read
 
-PAGE = Path(__file__).parents[2] / "docs" / "several_agents.md"
+PAGE = Path(__file__).parents[3] / "docs" / "several_agents.md"
 HIDING = """
 from my_game import Meeting
 

@@ -19,7 +19,7 @@ from lightning_rl.policy import play_episodes
 from lightning_rl.spaces import samples
 from lightning_rl.types import tree_leaves
 from tests.fitting import fit, tiny
-from tests.test_resume import StopAt, assert_equal_runs, run
+from tests.training.test_resuming import StopAt, assert_equal_runs, run
 
 vmas = pytest.importorskip("vmas")
 SPREAD = "vmas.simple_spread"

@@ -394,7 +394,7 @@ RANKS = """
 import itertools, math, os
 from lightning_rl.errors import NotFiniteError
 from tests.fitting import fit
-from tests.test_bad_values import ACTION, A2C, SAC, bad_losses, build, poisoned, two, weights
+from tests.test_nan_policy import ACTION, A2C, SAC, bad_losses, build, poisoned, two, weights
 
 rank = int(os.environ["LOCAL_RANK"])
 for algorithm, door in itertools.product((A2C, SAC), ("loss", "reward", "observation")):

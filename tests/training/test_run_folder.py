@@ -21,7 +21,7 @@ from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
 from lightning_rl.startup import importing
 from lightning_rl.training.run_folder import replacing, take_run
-from tests.checkpoints.test_lock import another_process
+from tests.checkpoints.test_atomic import another_process
 from tests.command_line import TINY, run
 from tests.fitting import tiny
 

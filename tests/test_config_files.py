@@ -21,7 +21,7 @@ SLOW = (
     *("a2c/acrobot", "a2c/halfcheetah", "a2c/lunarlander", "dqn/lunarlander", "impala/lunarlander", "ppo/acrobot", "ppo/mountaincar"),
     *("sac/halfcheetah", "td3/halfcheetah", "ppo/simple_spread", "ppo/vmas_simple_spread", "ppo/tictactoe"),
 )
-"""A second or more for an iteration, or of an algorithm and with an environment that others have; `test_cli.py` reads all."""
+"""A second or more for an iteration, or of an algorithm and with an environment that others have; `test_main.py` reads all."""
 
 
 def configs():

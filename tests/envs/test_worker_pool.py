@@ -277,7 +277,7 @@ import sys, threading, time
 import numpy as np
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_vector_env
-from tests.envs.test_workers import Faulty
+from tests.envs.test_worker_pool import Faulty
 envs = make_vector_env(EnvConfig("FaultyWorker-v0", 3, "async"))
 envs.reset(seed=0)
 print(*(process.pid for process in envs.processes), flush=True)

@@ -17,7 +17,7 @@ from lightning_rl.envs.make import make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.types import tree_leaves
 from tests.fitting import fit, tiny
-from tests.test_resume import StopAt, assert_equal_runs, run
+from tests.training.test_resuming import StopAt, assert_equal_runs, run
 
 PREFIX = "lightning_rl.envs.games."
 
