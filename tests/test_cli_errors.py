@@ -534,7 +534,7 @@ APART = [
 ]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", APART, ids=[row[0] for row in APART])
 def test_a_process_ends_with_one_line_and_status_2(row, checkpoints):
     assert is_one_line(*run_apart(row[0], checkpoints), row[1:])

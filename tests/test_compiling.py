@@ -111,6 +111,7 @@ def compiled_names(algorithm, env_id, **settings):
     return found.value.args[0]
 
 
+@pytest.mark.thorough
 def test_auto_compiles_long_runs_without_convolutions():
     long = {"max_env_steps": 320_000, "n_steps": 16, "batch_size": 32}  # 320,000 · 4 / 32 = 40,000 updates
     assert compiled_names(lrl.PPO, "CartPole-v1", **long) == ["loss"]
@@ -120,6 +121,7 @@ def test_auto_compiles_long_runs_without_convolutions():
     assert compiled_names(lrl.A2C, "CartPole-v1", max_env_steps=10_000, n_steps=8) == []
 
 
+@pytest.mark.thorough
 def test_what_auto_cannot_compile_runs_as_it_is_written(capfd):
     class Slow(Deciding):
         planned_updates = 40_000

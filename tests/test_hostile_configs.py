@@ -87,6 +87,7 @@ SIZES = {
 }
 
 
+@pytest.mark.thorough
 def test_a_config_may_have_any_number_of_values_that_are_written_out():
     settings = ", ".join(f"x{i}: 1" for i in range(6_000))
     text = f"a: &a {{{settings}}}\nb: *a\nc: {{<<: *a}}\nd: [{'8,' * 12_000}]"

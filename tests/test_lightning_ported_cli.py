@@ -99,6 +99,7 @@ def test_the_config_goes_before_the_command_too_and_common_files_are_read():
     assert LightningCLI(PPO, trainer_class=Trainer, args=["fit"], parser_kwargs=files, save_config_callback=None).model.env_steps == 32
 
 
+@pytest.mark.thorough
 def test_settings_come_from_the_environment_of_the_process_where_that_is_asked_for(monkeypatch):
     monkeypatch.setenv("PL_FIT__MODEL__GAMMA", "0.25")
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_STEPS", "1")
@@ -202,6 +203,7 @@ def test_a_logger_is_chosen_by_its_class(kind):
     assert {"step", "rollout/ep_rew_mean", "train/loss"} <= set(header)
 
 
+@pytest.mark.thorough
 def test_defaults_of_the_trainer_yield_to_settings():
     defaults = {"max_steps": 1, "callbacks": Timer(), "max_epochs": 5}
     cli = run(Trainer, trainer_defaults=defaults)
@@ -209,7 +211,7 @@ def test_defaults_of_the_trainer_yield_to_settings():
     assert any(isinstance(each, Timer) for each in cli.trainer.callbacks)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_optimizer_and_a_scheduler_replace_those_of_the_algorithm(kind):
     scheduler = ["--lr_scheduler", "StepLR", "--lr_scheduler.step_size", "1", "--lr_scheduler.gamma", "0.5"]
@@ -235,6 +237,7 @@ def test_options_for_optimizers_are_left_out_where_that_is_asked_for(capsys):
         assert ("--optimizer" in out) == automatic and "--model.learning_rate" in out and "--print_config" in out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_data_module_is_refused(kind):
     with pytest.raises(SettingError, match="learns from its own experience: give fit no dataloaders and no datamodule"):
@@ -244,6 +247,7 @@ def test_a_data_module_is_refused(kind):
 # ---------------------------------------------------------------- configs
 
 
+@pytest.mark.thorough
 def test_a_printed_config_describes_the_same_run(capsys):
     with pytest.raises(SystemExit) as end:
         run(Trainer, "fit", "--model.gamma", "0.5", "--optimizer", "Adam", "--optimizer.lr", "0.1", "--print_config")
@@ -257,7 +261,7 @@ def test_a_printed_config_describes_the_same_run(capsys):
     assert (cli.model.env_steps, cli.model.gamma) == (32, 0.5)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [

@@ -365,6 +365,7 @@ def test_a_metric_of_torchmetrics_counts_one_evaluation_and_what_is_not_for_logg
     assert "val/hidden" not in rows[0] and float(trainer.callback_metrics["val/hidden"]) == 2.0
 
 
+@pytest.mark.thorough
 def test_an_evaluation_that_is_interrupted_calls_no_hook_that_waits_for_its_metrics(tmp_path):
     class Reads(PPO):
         def on_validation_epoch_end(self):

@@ -161,7 +161,7 @@ def test_the_part_of_the_loss_that_is_bad_is_named():
         fit(model)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_the_batch_is_saved_in_the_runs_folder_and_named(algorithm, tmp_path):
     for k, model in enumerate(
@@ -219,7 +219,7 @@ def each_goes_on_once_and_some_in_both_ways():
         yield pytest.param(algorithm, on_nan, marks=[pytest.mark.slow] if second else [])
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm, on_nan", each_goes_on_once_and_some_in_both_ways())
 @pytest.mark.parametrize("door", AT)
 def test_a_run_continues_without_the_bad_values_of_an_environment_and_reports_the_first(algorithm, door, on_nan, capsys):
@@ -248,7 +248,7 @@ def test_the_last_good_observation_and_reward_0_stand_in():
     assert reward[:, 1, 0].tolist() == [1, 1, 0, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 @pytest.mark.parametrize("algorithm, on_nan", each_goes_on_once_and_some_in_both_ways())
 def test_a_run_continues_after_a_bad_update_and_reports_it_once(algorithm, kind, on_nan, capsys):
@@ -333,6 +333,7 @@ def test_a_gradient_that_stays_bad_however_small_its_scale_ends_the_run(value):
     assert torch.equal(weights(model), before)
 
 
+@pytest.mark.thorough
 def test_gradients_that_were_scaled_too_far_are_left_out_without_a_word(capsys):
     plugin, rows = scaled(), Rows()
     model = spoil_gradients(build(PPO, two("none", 0.0, 0), on_nan="skip_update", log_interval=1), math.nan, 2, 4)

@@ -42,6 +42,7 @@ def files_of_the_repository():
     return [path.relative_to(ROOT).as_posix() for path in found]
 
 
+@pytest.mark.thorough
 def test_a_wheel_holds_every_module_config_search_space_and_example(built):
     expected = {
         there + file.removeprefix(here)

@@ -148,6 +148,7 @@ def ready():
     return gym.vector.SyncVectorEnv([Scripted] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env, again", [(lambda: lambda: Endless(), Endless), (ready, Scripted)], ids=["function", "ready"])
 def test_environments_that_a_file_cannot_name_train_and_are_not_stored(env, again, tmp_path):
     model = PPO(env(), n_steps=8, batch_size=16, net_arch=[8], max_env_steps=64)
@@ -205,6 +206,7 @@ def test_a_tuple_that_ends_in_a_dict_is_an_observation_where_the_space_is_one():
         policy.act(((zeros, {"more": zeros}), {}))
 
 
+@pytest.mark.thorough
 def test_the_environment_of_a_policy_has_the_wrappers_of_training(tmp_path):
     env = {
         "id": "CartPole-v1",

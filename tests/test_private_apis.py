@@ -79,6 +79,7 @@ def private_names(tree: ast.Module) -> set[str]:
     return {name for name in found if PRIVATE.fullmatch(name)} - PUBLIC
 
 
+@pytest.mark.thorough
 def test_private_attributes_of_other_packages_are_used_in_few_files_and_nowhere_else():
     trees = parse()
     own = own_names(trees)

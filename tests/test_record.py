@@ -118,6 +118,7 @@ def test_a_place_that_cannot_be_written_to_is_named_in_one_line(folder, capfd, c
     assert (status, out, err) == (2, "", f"error: {place} (Permission denied)\n")
 
 
+@pytest.mark.thorough
 def test_environments_that_cannot_render_or_do_not_end_are_refused(folder, capfd, checkpoint, monkeypatch):
     status, out, err = run(f"record --ckpt_path {checkpoint('tests.environments:Scripted-v0')}", capfd)
     assert (status, out) == (2, "") and "Scripted-v0 cannot render rgb_array; its render modes: none\n" in err

@@ -45,6 +45,7 @@ def children(process):
     return subprocess.run(["ps", "--no-headers", "-o", "pid", "--ppid", str(process.pid)], capture_output=True, text=True).stdout.split()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP))],

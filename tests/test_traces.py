@@ -148,6 +148,7 @@ def test_the_same_seed_gives_the_same_bits(algorithm, env_id, vectorization, tmp
     assert first[1] == second[1] and len(first[1]) > 4
 
 
+@pytest.mark.thorough
 def test_environments_in_processes_of_their_own_change_no_bit(tmp_path):
     here, apart = (run(tmp_path / each, lrl.PPO, "CartPole-v1", each) for each in ("sync", "async"))
     assert torch.equal(here[0], apart[0]) and here[1] == apart[1]

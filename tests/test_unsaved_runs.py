@@ -46,7 +46,7 @@ def trainer(do):
     return lrl.Trainer(accelerator="cpu", evaluation=None, checkpoint=checkpoint, callbacks=[After(do)], enable_progress_bar=False)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.SAC])
 def test_a_disk_that_is_full_at_the_end_of_a_run_costs_a_status_and_the_steps_since_the_last_save_are_counted(folder, algorithm, capfd):
     model, fitting = tiny(algorithm), trainer(fill_disk)
@@ -75,6 +75,7 @@ def test_self_play_on_a_disk_that_is_full_counts_what_is_lost(folder):
         trainer(fill_disk).fit(model)
 
 
+@pytest.mark.thorough
 def test_a_run_that_could_save_nothing_ends_with_its_own_status_and_one_line(folder, capfd):
     fill_disk()
     status, _, err = run(f"fit {TINY}--model.env.id CartPole-v1 --evaluation null --model.net_arch [64,64]", capfd)

@@ -93,6 +93,7 @@ def ask(workers, *calls):
     return [workers.receive() for _ in calls]
 
 
+@pytest.mark.thorough
 def test_each_call_is_answered_once_and_calls_of_one_worker_in_their_order(workers):
     answers = ask(workers, (0, "say", 1), (1, "say", 2), (0, "say", 3), (0, "say", 4))
     assert [answer.value for answer in answers if answer.worker == 0] == [1, 3, 4]
@@ -131,6 +132,7 @@ def test_workers_import_no_lightning(workers):
     assert "torch" in modules and not {"pytorch_lightning", "lightning_rl.algorithms", "lightning_rl.training.trainer"} & set(modules)
 
 
+@pytest.mark.thorough
 def test_workers_that_die_or_freeze_are_restarted_and_asked_again(workers):
     workers.timeout = 0.5
     try:
@@ -155,6 +157,7 @@ def test_full_shared_memory_is_reported_once(workers, monkeypatch):
     workers.notices.clear()
 
 
+@pytest.mark.thorough
 def test_an_exception_is_raised_here_with_its_traceback_and_a_worker_that_fails_too_often_ends_the_run():
     workers = ProcessWorkers(Echo, 1, network(), timeout=60.0, max_restarts=0)
     with pytest.raises(WorkerError, match="actor 0 raised KeyError: 'nothing'") as error:
@@ -268,6 +271,7 @@ def test_shared_memory_is_taken_at_once_and_too_little_for_a_network_is_an_error
         SharedWeights(network())
 
 
+@pytest.mark.thorough
 def test_an_answer_that_does_not_fit_its_slot_is_sent_whole():
     slot = Slot()
 

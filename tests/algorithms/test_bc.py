@@ -100,7 +100,7 @@ def test_choices_that_are_ruled_out_take_no_part():
 # ---------------------------------------------------------------- what is learned
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("observation", "action"),
     [
@@ -255,6 +255,7 @@ def test_a_checkpoint_with_another_thing_for_an_order_is_refused(part, tmp_path)
         cloned(tmp_path, ckpt_path=tmp_path / "b.ckpt", max_updates=50)
 
 
+@pytest.mark.thorough
 def test_the_best_model_is_that_of_the_lowest_validation_loss_on_request(tmp_path):
     _, trainer = cloned(tmp_path, checkpoint={"monitor": "val/loss"}, max_updates=96, learning_rate=0.1)
     rows = [row for row in read_rows(trainer.run_folder / "metrics.csv") if row["val/loss"]]
@@ -378,6 +379,7 @@ def test_a_policy_is_collected_cloned_and_trained_on_from_the_command_line(folde
     assert torch.equal(policies[0], policies[1]) and not torch.equal(policies[0], policies[2])  # the burn-in keeps the clone's policy
 
 
+@pytest.mark.thorough
 def test_a_dataset_that_is_not_there_is_one_line(folder, capfd):
     status, _, err = run(
         "fit --model BehavioralCloning --model.env.id CartPole-v1 --model.dataset no/such-v0 --trainer.accelerator cpu", capfd

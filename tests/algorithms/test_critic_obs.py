@@ -78,7 +78,7 @@ def test_the_policy_does_not_read_what_only_the_critic_gets(algorithm):
         assert not torch.equal(model.network.value(obs), model.network.value(other))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [lrl.PPO, lrl.A2C, lrl.SAC])
 @pytest.mark.parametrize("normalize_obs", ["off", "running"])
 def test_a_policy_acts_without_what_only_the_critic_gets(algorithm, normalize_obs, tmp_path):
@@ -158,6 +158,7 @@ def test_agents_whose_critics_see_more_train_act_and_continue_exactly(tmp_path, 
     assert lrl.load_policy(last).act(np.zeros(2, np.float32))[0] in (0, 1) and lrl.evaluate(last, episodes=2)["episodes"] == 2
 
 
+@pytest.mark.thorough
 def test_each_behavior_has_a_critic_of_its_own_kind(tmp_path):
     def learner(**settings):
         return {"class_path": "PPO", "init_args": {"n_steps": 8, "batch_size": 16, **SMALL, **settings}}

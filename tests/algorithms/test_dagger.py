@@ -122,6 +122,7 @@ def test_priorities_need_values(teachers):
         student(teachers["choices"], replay={"prioritized": True})
 
 
+@pytest.mark.thorough
 def test_ppo_begins_with_a_student(teachers, tmp_path):
     trainer = Trainer(default_root_dir=tmp_path, evaluation=None, enable_progress_bar=False)
     trainer.fit(model := student(teachers["choices"]))

@@ -34,7 +34,7 @@ def learned(model):
     return torch.cat([value.flatten().double() for value in model.state_dict().values()])
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_envs, num_actors", [(1, 1), (7, 1), (30, 1), (2, 2), (3, 4)], ids=lambda number: str(number))
 def test_the_number_of_evaluators_and_environments_changes_no_bit(num_envs, num_actors):
     (expected, _), (found, _) = train(), train(num_envs, ActorsConfig(num_actors, "in_process"))
@@ -81,6 +81,7 @@ def test_observations_of_all_kinds(kind):
     assert model.updates == 2 and not torch.equal(weights(model), before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("memory", [LSTM(4, 4), pytest.param(GRU(4, 4), marks=pytest.mark.slow)])
 def test_policies_with_memory_learn_to_remember(memory):
     settings = {"learning_rate": 0.05, "sigma": 0.1, "shaping": "centred_ranks", "memory": memory, "l2": 0.0}
@@ -166,6 +167,7 @@ def test_a_layer_that_is_frozen_during_a_run_stays_and_the_others_learn_from_the
     assert torch.equal(model.network.actor[0].weight, changes.before)
 
 
+@pytest.mark.thorough
 def test_a_layer_that_is_pruned_during_a_run_learns_on_and_evaluators_that_lack_its_weights_are_one_line():
     changes = Changes(lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5))
     model, _ = train(callbacks=[changes], learning_rate=0.1, max_env_steps=3000)

@@ -135,6 +135,7 @@ def beside_frozen(run, **others):
     return lrl.MultiAgent({"id": "tests.agents.Together", "num_envs": 2}, {**behaviors, **others}, 96)
 
 
+@pytest.mark.thorough
 def test_a_frozen_behavior_acts_and_does_not_learn(tmp_path):
     run = trained(tmp_path / "first")
     model = beside_frozen(run)
@@ -274,6 +275,7 @@ def test_a_row_of_an_evaluation_has_the_return_of_each_behavior(tmp_path):
     assert [(row["return"], row["a/return"], row["b/return"]) for row in rows] == [("6.0", "4.0", "8.0")] * 2
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_holds_all_policies_and_gives_the_one_that_is_named(tmp_path):
     trainer = fit(made(), tmp_path, evaluation=lrl.EvaluationConfig(every_n_env_steps=48, episodes=2))
     model = lrl.MultiAgent.load_from_checkpoint(trainer.run_folder)
@@ -287,6 +289,7 @@ def test_a_checkpoint_holds_all_policies_and_gives_the_one_that_is_named(tmp_pat
         lrl.load_policy(trainer.run_folder, behavior="c")
 
 
+@pytest.mark.thorough
 def test_an_exported_policy_of_a_behavior_names_the_environment_of_the_run(tmp_path):
     trainer = fit(made(), tmp_path)
     path = lrl.export_policy(trainer.run_folder / "checkpoints" / "last.ckpt", tmp_path / "a.safetensors", behavior="a")
@@ -436,6 +439,7 @@ def test_successes_of_an_open_iteration_come_back(tmp_path):
     assert successes(made(a=A2C, b=PPO), tmp_path / "parts", ckpt_path="last") == whole and 1.0 in whole["a"]
 
 
+@pytest.mark.thorough
 def test_another_fit_goes_on_with_the_counts_of_each_behavior(tmp_path):
     model = made()
     fit(model, tmp_path)
@@ -459,6 +463,7 @@ class Clock(Together):
         return time.perf_counter()
 
 
+@pytest.mark.thorough
 def test_the_error_of_an_environment_that_cannot_be_stepped_comes_before_notices_of_it(tmp_path, capfd):
     with pytest.raises(SettingError, match=r"environment 0 of .*Lifeless raised ValueError: no such move"):
         fit(made(Lifeless), tmp_path)
@@ -474,6 +479,7 @@ class Broken(Together):
         return float("nan") if agent == "a" else 0.0
 
 
+@pytest.mark.thorough
 def test_a_behavior_that_only_gets_nans_ends_the_run_as_alone(tmp_path):
     model = made(Broken, max_env_steps=1000, a=partial(PPO, on_nan="skip_update"), b=partial(PPO, on_nan="skip_update"))
     with pytest.raises(lrl.errors.NotFiniteError, match="for 100 steps in a row"):
@@ -571,6 +577,7 @@ def counting(called):
     return Counting
 
 
+@pytest.mark.thorough
 def test_each_hook_that_is_called_for_an_algorithm_alone_is_called_for_one_of_several(tmp_path):
     alone, several, evaluation = set(), set(), lrl.EvaluationConfig(every_n_env_steps=8, episodes=1)
     fit(counting(alone)("tests.agents.Together", max_env_steps=24, n_steps=4, **SMALL), tmp_path / "alone", evaluation=evaluation)
@@ -628,6 +635,7 @@ def test_an_evaluation_does_what_on_nan_says():
         lrl.evaluate(made(BrokenLater, a=A2C, b=A2C), episodes=2)
 
 
+@pytest.mark.thorough
 def test_a_world_that_a_function_builds_has_a_fingerprint_and_other_agents_are_refused(tmp_path):
     behaviors = {"a": lrl.Behavior("a", A2C), "b": lrl.Behavior("b", PPO)}
     model = lrl.MultiAgent(Together, behaviors, 24)
@@ -704,6 +712,7 @@ class Grows(lrl.A2C):
             self.extra = torch.nn.Linear(2, 2)
 
 
+@pytest.mark.thorough
 def test_a_learner_may_make_layers_in_configure_model_and_be_frozen_later(tmp_path):
     run = fit(made(a=partial(Grows, n_steps=4, **SMALL), b=PPO), tmp_path / "first").run_folder / "checkpoints" / "last.ckpt"
     model = lrl.MultiAgent("tests.agents.Together", {"a": lrl.Behavior("a", lrl.FrozenPolicy(run, "a")), "b": lrl.Behavior("b", PPO)}, 96)
@@ -719,6 +728,7 @@ class Validated(lrl.A2C):
         self.log("half", self.env_steps / 2)
 
 
+@pytest.mark.thorough
 def test_what_a_learner_logs_in_an_evaluation_is_a_metric_under_its_name(tmp_path):
     evaluation = lrl.EvaluationConfig(every_n_env_steps=48, episodes=2)
     learner = partial(Validated, n_steps=4, **SMALL)

@@ -34,7 +34,7 @@ def observation():
     return env.step(0)[0]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "algorithm, memory",
     [

@@ -238,13 +238,14 @@ def test_updates_are_counted_by_environment_steps(algorithm, num_envs, train_fre
     assert (trainer.global_step, model.env_steps, model.updates) == (6, 96, updates)
 
 
+@pytest.mark.thorough
 def test_environments_that_do_not_divide_an_iteration_shorten_it():
     model = tiny(SAC, env={"num_envs": 3}, train_freq=1, learning_starts=15)
     assert fit(model).global_step == 7  # of 15 environment steps
     assert (model.env_steps, model.updates) == (105, 90)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @every_algorithm
 def test_every_step_is_made_with_the_newest_weights(algorithm, monkeypatch):
     settings = {"exploration_initial_eps": 0.0, "exploration_final_eps": 0.0} if algorithm is DQN else {}
@@ -302,7 +303,7 @@ def acting(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("replay", [{}, {"prioritized": True}], ids=["uniform", "prioritized"])
 @every_algorithm
 def test_learning_waits_for_the_first_complete_window(algorithm, replay):
@@ -366,7 +367,7 @@ def test_the_policy_of_td3_waits_for_its_critics():
 # ---------------------------------------------------------------- what must change nothing
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @every_algorithm
 def test_evaluation_changes_nothing_that_is_learned(algorithm):
     def run(callbacks: list[pl.Callback]) -> list[torch.Tensor]:

@@ -190,7 +190,7 @@ def shown(env, action, episodes, **kwargs):
     return played(env(action=action, **kwargs), episodes)
 
 
-@pytest.mark.variants("TD3BC")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[] if each in FAST_PROBES else [pytest.mark.slow]) for each in PROBES])
 @every_offline_algorithm
 def test_what_a_probe_teaches_offline(algorithm, name):

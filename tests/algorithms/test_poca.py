@@ -263,6 +263,7 @@ def test_it_learns_from_pictures_with_choices_and_numbers(share_encoder):
     assert torch.isfinite(weights(model)).all() and not torch.equal(before, weights(model))
 
 
+@pytest.mark.thorough
 def test_metrics_say_what_the_group_got_and_how_well_it_is_foreseen():
     logger = Rows()
     fit(tiny(POCA, "tests.agents.Mortal", max_env_steps=200), logger=logger)
@@ -293,6 +294,7 @@ def test_a_last_sequence_that_is_shorter_is_filled_with_steps_that_do_not_count(
         assert batch.episode_start.shape == (3, 6, 2)
 
 
+@pytest.mark.thorough
 def test_it_is_a_learner_among_others_and_may_be_frozen(tmp_path):
     def run(folder, **behaviors):
         torch.manual_seed(0)
@@ -375,7 +377,7 @@ def final_rewards(seed, continuous, **settings):
     return 1.06 * (2 * told - 1)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("continuous", [False, True])
 def test_two_walkers_find_their_goals(continuous, seed):

@@ -134,7 +134,7 @@ TASKS = [
 FAST = {(PPO, "discrete", LSTM), (DQN, "discrete", LSTM), (PPO, "discrete", None)}
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algorithm", "action", "kind"),
     [pytest.param(*task, kind, marks=[] if (*task, kind) in FAST else pytest.mark.slow) for task in TASKS for kind in (LSTM, GRU, None)],
@@ -168,7 +168,7 @@ def test_each_setting_of_a_memory_changes_what_is_learned(algorithm, setting):
     assert len(plain) != len(other) or not torch.equal(plain, other)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_a_burn_in_changes_what_is_learned(algorithm):
     models = [tiny(algorithm, memory=LSTM(4, 4, burn_in)) for burn_in in (0, 2)]

@@ -57,22 +57,26 @@ def asymmetric(seed, steps, self_play):
     return tuple(mean_of_last([[game[name] for game in copy] for copy in copies]) for name in "ab")
 
 
+@pytest.mark.thorough
 @SEEDS
 def test_of_two_walkers_of_one_behavior_both_find_their_goals(seed):
     assert min(symmetric(seed, NEWEST)) > GOOD
 
 
+@pytest.mark.thorough
 @SEEDS
 def test_against_the_first_snapshot_the_learner_alone_finds_its_goal(seed):
     learner, other = symmetric(seed, FIRST)
     assert learner > GOOD > other
 
 
+@pytest.mark.thorough
 @SEEDS
 def test_two_behaviors_that_take_turns_both_find_their_goals(seed):
     assert min(asymmetric(seed, 4_000, {**NEWEST, "team_change": 400})) > GOOD
 
 
+@pytest.mark.thorough
 @SEEDS
 def test_against_the_first_snapshot_only_the_behavior_whose_turn_it_is_finds_its_goal(seed):
     waiting, learner = asymmetric(seed, 3_500, {**FIRST, "team_change": 2_000})

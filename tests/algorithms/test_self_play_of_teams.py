@@ -28,6 +28,7 @@ def run(request, tmp_path_factory):
     return model, trainer
 
 
+@pytest.mark.thorough
 def test_a_team_learns_to_press_its_buttons_together(run):
     model, _ = run
     obs = np.array([[agent, t] for agent in range(4) for t in range(4)], np.float32)

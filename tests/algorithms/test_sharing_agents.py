@@ -147,6 +147,7 @@ def test_an_agent_that_is_never_there_is_never_seen():
     assert counts == [pytest.approx(model.env_steps, rel=0.01)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, pytest.param(DQN, marks=pytest.mark.slow)])
 def test_the_value_of_a_death_is_what_it_pays(algorithm):
     if algorithm is DQN:

@@ -136,6 +136,7 @@ def test_learning_is_the_same_with_and_without_evaluation(env_id):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.thorough
 def test_evaluations_are_reproducible_and_drawn_actions_differ_from_the_likeliest():
     model = tiny(PPO, "CartPole-v1")
     likeliest, drawn = ([play(model, episodes=6, num_envs=3, deterministic=kind) for _ in range(2)] for kind in (True, False))

@@ -58,6 +58,7 @@ def test_the_manifest_has_size_hash_versions_and_processor(tmp_path):
     assert set(manifest["processor"]) == {"machine", "model", "capability", "threads"}
 
 
+@pytest.mark.thorough
 def test_after_a_kill_at_any_moment_a_whole_checkpoint_is_found(tmp_path):
     program = Apart(f"-m tests.checkpoints.kills {shlex.quote(str(tmp_path))}", ROOT)
     out, err = program.communicate()

@@ -43,6 +43,7 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.mark.thorough
 def test_the_checkpoint_behind_the_hostile_files_is_good(made):
     folder, _, _ = made
     action, _ = load_policy(folder / "good.ckpt").act(np.zeros(4, np.float32))
@@ -61,6 +62,7 @@ def refused(make, proof: Path) -> None:
     assert peak() - before < 200 << 20
 
 
+@pytest.mark.thorough
 def test_no_hostile_file_gives_a_policy(made, capfd):
     _, proof, files = made
     for path in files.values():

@@ -87,6 +87,7 @@ def test_a_run_of_behaviors_with_something_else_in_a_place_is_refused_in_one_lin
     refusals(CASES)
 
 
+@pytest.mark.thorough
 def test_a_refusal_names_the_behavior(refusals):
     short, fewer = refusals([((*STEP, "reward"), ONE), (("lightning_rl", "behaviors", "b", "env_steps"), 10**6)])
     assert short.endswith("cannot be continued: behavior b: rank 0 does not have one number for each of 2 environments")

@@ -108,6 +108,7 @@ def test_self_play_with_something_else_in_a_place_is_refused_in_one_line(content
             pytest.fail(f"{value!r} at {place} was not refused")
 
 
+@pytest.mark.thorough
 def test_a_run_of_three_players_whose_results_are_quarters_continues_from_its_checkpoint(tmp_path):
     trio, goes_on = (model(steps, "tests.checkpoints.test_runs_of_self_play.Trio") for steps in (128, 192))
     trio.log_interval = 1000  # a checkpoint holds the games since the last line
@@ -119,6 +120,7 @@ def test_a_run_of_three_players_whose_results_are_quarters_continues_from_its_ch
     assert goes_on.env_steps == 192
 
 
+@pytest.mark.thorough
 def test_a_callback_whose_name_begins_alike_is_not_self_play(content, tmp_path):
     torch.save(replaced(content, ("callbacks",), {**content["callbacks"], "SelfPlayOfMine": {"x": 1}}), tmp_path / "changed.ckpt")
     assert check_fits(model(), tmp_path / "changed.ckpt") == 128

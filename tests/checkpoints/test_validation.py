@@ -78,6 +78,7 @@ def refusals(contents, models, tmp_path):
     return lambda cases, model="PPO": list(refuse(cases, model))
 
 
+@pytest.mark.thorough
 def test_a_saved_run_can_continue_and_checking_leaves_the_model_as_it_was(contents, models, tmp_path):
     for name, model in models.items():
         before = [(parameter.data_ptr(), parameter.grad) for parameter in model.parameters()]
@@ -151,6 +152,7 @@ def test_optimizer_state_in_another_layout_than_its_parameter_is_refused_before_
         assert squares in message
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_has_as_many_optimizers_as_the_model(refusals, contents):
     for model in MODELS:
         states = contents[model]["optimizer_states"]
@@ -184,6 +186,7 @@ def test_every_state_of_torchs_optimizers_is_checked():
                 check_optimizer(replaced(good, ("state", 0, name), torch.zeros(7)), optimizer)
 
 
+@pytest.mark.thorough
 def test_every_count_of_lightnings_loops_is_checked(refusals, contents):
     """Fails when Lightning adds or renames what its loops take over from a file."""
 
@@ -276,10 +279,12 @@ REPLAYED = [((*DATA, name), value) for name in ("learning_starts", "random_until
 REPLAYED += [((*DATA, "rows"), value) for value in ("x", 3, torch.zeros(3), torch.tensor([-1]))] + [((*DATA, "replay"), 3)]
 
 
+@pytest.mark.thorough
 def test_a_replay_with_something_else_in_a_place_is_refused_in_one_line(refusals):
     refusals(REPLAYED, "DQN")
 
 
+@pytest.mark.thorough
 def test_the_program_ends_with_one_line_and_leaves_nothing(contents, capfd, tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

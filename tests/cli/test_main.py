@@ -94,6 +94,7 @@ def fit(folder, capfd):
     return fit
 
 
+@pytest.mark.thorough
 def test_python_m_runs_as_the_program_does_and_prints_the_runs_folder_and_nothing_on_stderr(folder):
     status, out, err = run_python(("-m", "lightning_rl"), CARTPOLE, folder)
     assert (status, err) == (0, "")
@@ -201,6 +202,7 @@ def test_an_environment_and_its_settings_are_merged_in_any_order(options, folder
     assert (env["id"], env["num_envs"]) == ("Acrobot-v1", 3)
 
 
+@pytest.mark.thorough
 def test_whole_numbers_may_be_written_with_an_exponent_or_a_point(folder, capfd):
     (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: Acrobot-v1, max_env_steps: 1e6, learning_rate: 3e-4}}")
     (folder / "b.yaml").write_text("model: {init_args: {max_env_steps: 5.0e4, learning_rate: 1.e-3}}\nevaluation: {every_n_env_steps: 1E3}")
@@ -355,6 +357,7 @@ def test_evaluate_prints_no_spread_for_one_episode(fit, folder):
     assert (result["episodes"], result["return_mean"], result["ci_low"], result["ci_high"]) == (1, 5.0, None, None)
 
 
+@pytest.mark.thorough
 def test_evaluate_prints_the_share_of_successes_where_the_environment_reports_it(fit, folder):
     out = fit(
         "fit --model PPO --model.env.id tests.environments:Scripted-v0 --model.max_env_steps 64 --model.n_steps 8 --model.batch_size 8"
@@ -483,6 +486,7 @@ def test_a_wrong_value_is_found_where_a_later_config_wins(folder, capfd):
     assert (status, err) == (2, "error: model.n_steps must be an integer, got x\n")
 
 
+@pytest.mark.thorough
 def test_weights_and_biases_keeps_settings_and_metrics_over_environment_steps(fit, folder, monkeypatch):
     import wandb
 

@@ -234,7 +234,7 @@ class OnlyWhenItHappens(gym.Wrapper):
         return *rest, {"is_success": True} if info.get("is_success") else {}
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("mode", MODES)
 def test_an_episode_that_reports_no_success_is_a_failure_once_any_has(mode, vectorization):

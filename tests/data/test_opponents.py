@@ -105,6 +105,7 @@ def test_a_snapshot_of_dqn_explores_as_it_did_after_resuming_too():
     assert [restored.get_network(number).distribution.epsilon for number in (0, 1)] == [0.75, 0.25]
 
 
+@pytest.mark.thorough
 def test_every_row_of_the_log_holds_a_rating_also_if_each_iteration_ends_with_a_snapshot(tmp_path):
     model = game(self_play={"save_steps": 16, "play_against_latest_model_ratio": 0.0}, max_env_steps=512, log_interval=64)
     trainer = fit(model, tmp_path)
@@ -237,6 +238,7 @@ def test_random_moves_are_no_opponent_where_nobody_has_a_seat():
         lrl.evaluate(tiny(PPO, "CartPole-v1"), 1, opponent="random")
 
 
+@pytest.mark.thorough
 def test_two_scripted_players_meet_in_matches(tmp_path):
     fit(game(max_env_steps=64), tmp_path)
     matches = play_matches([next(tmp_path.rglob("last.ckpt")), last_legal, MINIMAX, "random"], 20)

@@ -115,12 +115,14 @@ def test_turns_go_in_the_order_in_which_behaviors_are_given(tmp_path):
     assert lrl.MultiAgent.load_from_checkpoint(path).rivals == ["c", "a", "b"]
 
 
+@pytest.mark.thorough
 def test_a_turn_takes_five_times_save_steps_unless_it_is_given(tmp_path):
     watch = Watch()
     fit(made(steps=144, past={"save_steps": 8}), tmp_path, watch)
     assert [names[0] for names in watch.full] == [*"aaaa", *"bbbb", *"aaaa"]  # 48 is the first full iteration from 40 on
 
 
+@pytest.mark.thorough
 def test_behaviors_without_self_play_always_learn_and_lose_only_the_episodes_that_a_turn_breaks_off(tmp_path):
     watch, model = Watch(), made(Three, steps=96, more={"c": PPO})
     fit(model, tmp_path, watch)
@@ -384,7 +386,7 @@ def train(root, env, learners, more, seed=3, stop=None, ckpt_path=None):
     return model, trainer.run_folder
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("env", "learners", "more"), RESUMED)
 def test_a_run_that_was_stopped_in_any_turn_and_continued_is_the_run_that_was_not(env, learners, more, tmp_path, capsys):
     expected = train(tmp_path / "whole", env, learners, more)

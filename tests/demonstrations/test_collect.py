@@ -84,6 +84,7 @@ def test_what_is_collected_is_what_the_policy_plays_with_those_seeds(datasets, c
     assert said[0] == f"dataset played/mine-v0: {datasets / 'played' / 'mine-v0'}" and said[1].startswith("3 episodes, ")
 
 
+@pytest.mark.thorough
 def test_drawn_actions_are_those_that_were_played(datasets, capfd, checkpoint):
     model, path = checkpoint(env_id="CartPole-v1")
     for seed in (0, 0, 1):
@@ -165,6 +166,7 @@ def test_a_missing_package_and_a_full_disk_end_in_one_line(datasets, capfd, chec
     )
 
 
+@pytest.mark.thorough
 def test_a_model_of_a_ready_environment_cannot_be_collected(datasets, capfd, tmp_path):
     from lightning_rl.envs.make import make_vector_env
     from tests.environments import Scripted

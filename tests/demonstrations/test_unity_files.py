@@ -212,6 +212,7 @@ class Line(gym.Env):
         return np.array([self.place, 0], np.float32), -abs(self.place), False, self.steps == 5, {}
 
 
+@pytest.mark.thorough
 def test_cloning_learns_from_a_file_named_on_the_command_line(tmp_path, capsys):
     requests, random = [], np.random.default_rng(0)
     for _ in range(40):

@@ -127,7 +127,7 @@ def test_episodes_end_at_the_time_limit_that_was_set(env_id):
         run_together(at_once, in_turn, 20)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("env_id", IDS)
 @pytest.mark.parametrize("saved_by", ["auto", "sync"])
 def test_a_saved_state_continues_at_once_and_in_turn(env_id, saved_by):
@@ -231,7 +231,7 @@ def test_a_run_with_vectorized_copies_learns_the_same_bits_as_a_sync_one(algorit
     assert torch.equal(learned("auto"), learned("sync"))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("before", "after"), [("sync", "auto"), ("auto", "sync")])
 def test_a_run_that_was_stopped_continues_in_the_other_way(before, after, tmp_path):
     env = {"id": "CartPole-v1", "num_envs": 8}

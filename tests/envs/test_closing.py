@@ -55,7 +55,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(sync, "_hung", set())
 
 
-@pytest.mark.variants("hangs-sync")
+@pytest.mark.thorough
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_environment_that_cannot_be_closed_costs_one_line_and_the_run_goes_on(folder, capfd, way, vectorization):
@@ -80,6 +80,7 @@ def test_each_copy_is_closed_though_others_raise(capfd):
     assert capfd.readouterr().out.count("close of Noted raised RuntimeError: no window") == 1
 
 
+@pytest.mark.thorough
 def test_copies_of_several_agents_and_vector_environments_that_cannot_be_closed_cost_one_line(capfd):
     class Copies(gym.vector.VectorWrapper):
         def close(self, **arguments):

@@ -49,6 +49,7 @@ def test_it_keeps_gymnasiums_rules():
     check_env(make().unwrapped, skip_render_check=True)
 
 
+@pytest.mark.thorough
 def test_who_has_four_in_a_row_wins_and_nothing_is_paid_before():
     env, rng, ends = make(), np.random.default_rng(0), set()
     for seed in GAMES:

@@ -129,6 +129,7 @@ def test_a_list_is_a_tuple_for_wrappers_of_gymnasium():
     assert make_env(EnvConfig("CartPole-v1", wrappers=[wrapper])).reset()[0].shape == (2, 2)
 
 
+@pytest.mark.thorough
 def test_atari_games_are_seen_as_four_grey_frames():
     envs = make_vector_env(EnvConfig("ALE/Pong-v5", 2, "sync", atari=True))
     obs, _ = envs.reset(seed=0)
@@ -191,6 +192,7 @@ def test_native_and_envpool_have_the_requested_number_of_environments(vectorizat
     envs.close()
 
 
+@pytest.mark.thorough
 def test_a_single_envpool_environment_can_be_stepped_and_seeded():
     env = make_env(EnvConfig("CartPole-v1", 1, "envpool"))
     starts = [env.reset(seed=seed)[0] for seed in (1, 1, 2)]
@@ -516,6 +518,7 @@ def test_a_ready_environment_is_known_by_its_settings_whatever_it_takes_and_howe
     assert as_config(other) == EnvConfig("Sized-v0")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit", [20, 100])
 def test_the_longest_episode_of_an_atari_game_is_in_steps_of_the_agent(limit):
     env = make_env(EnvConfig("ALE/Pong-v5", atari=True, max_episode_steps=limit))

@@ -64,7 +64,7 @@ def check(masks, obs, kind, over=None):
 # ---------------------------------------------------------------- while environments are stepped
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "way, kind, form",
     [
@@ -154,6 +154,7 @@ def test_the_row_of_a_lost_worker_has_the_mask_of_its_new_episode(way, autoreset
     stepper.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["info", "key"])
 def test_a_worker_that_is_lost_while_states_are_saved_has_its_mask_when_they_are_restored(way):
     config = choosy(way=way, vectorization="async")

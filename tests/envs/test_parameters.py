@@ -254,6 +254,7 @@ def test_without_a_curriculum_the_final_lesson_is_played():
     assert (info[PARAMETERS], info[LESSONS]) == ({"length": 1.0}, {"length": 2})
 
 
+@pytest.mark.thorough
 def test_a_share_of_episodes_plays_an_earlier_lesson():
     env = EnvParameters(gym.make("CartPole-v1"), {"length": LESSONS_OF_LENGTH})
     env.set_lessons({"length": LESSONS_OF_LENGTH.until(2)})
@@ -286,6 +287,7 @@ def test_environments_without_parameters_refuse_lessons_in_one_line_and_go_on(ve
         assert stepper.step(np.arange(2)).valid.all() and stepper.restarts == 0
 
 
+@pytest.mark.thorough
 def test_a_replaced_worker_plays_the_lesson_of_the_others():
     config = EnvConfig("CartPole-v1", 2, "async", parameters={"length": 1.0}, max_episode_steps=3)
     stepper = make_stepper(make_vector_env(config), config)

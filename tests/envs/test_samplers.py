@@ -39,6 +39,7 @@ def test_gaussian_draws_have_their_mean_and_standard_deviation():
     assert close((values < -1.5).mean(), 0.158655, math.sqrt(0.158655 * 0.841345))  # one deviation below
 
 
+@pytest.mark.thorough
 def test_intervals_are_chosen_by_their_length():
     values = draws(sampler("multirangeuniform", intervals=[[0, 1], [7, 10]]))
     below = values < 5
@@ -47,6 +48,7 @@ def test_intervals_are_chosen_by_their_length():
     assert close(values.mean(), 0.25 * 0.5 + 0.75 * 8.5, values.std())
 
 
+@pytest.mark.thorough
 def test_intervals_without_length_have_equal_probability():
     values = draws(sampler("multirangeuniform", intervals=[[1, 1], [2, 2]]))
     assert close((values == 1).mean(), 0.5, 0.5) and set(values) == {1.0, 2.0}

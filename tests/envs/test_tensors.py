@@ -90,6 +90,7 @@ def test_what_environments_save_themselves_comes_back_whatever_tensors_they_hold
             assert (one == other).all()
 
 
+@pytest.mark.thorough
 def test_the_device_is_an_argument_that_single_ones_take_too():
     config = EnvConfig("Torch/CartPole-v1", 3, kwargs={"device": "cpu"})
     assert make_vector_env(config).unwrapped.device == torch.device("cpu")

@@ -44,6 +44,7 @@ def play(env, steps):
         env.step(0)
 
 
+@pytest.mark.thorough
 def test_a_video_has_a_frame_of_the_reset_and_of_each_step_and_even_sides(tmp_path):
     env = RecordVideo(Shades(), iter([tmp_path / "a.mp4", tmp_path / "b.mp4"]), 100)
     play(env, 5)
@@ -64,6 +65,7 @@ def test_an_environment_without_a_frame_rate_has_thirty_a_second(tmp_path, monke
     assert read(tmp_path / "a.mp4")[0]["fps"] == 30
 
 
+@pytest.mark.thorough
 def test_an_episode_is_cut_or_rejected_at_the_maximum_length(tmp_path):
     play(RecordVideo(Shades(length=99), iter([tmp_path / "cut.mp4"]), 3), 3)
     assert len(read(tmp_path / "cut.mp4")[1]) == 4

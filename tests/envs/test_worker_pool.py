@@ -122,6 +122,7 @@ def test_a_worker_that_fails_when_episodes_end_loses_no_other_row(mode):
     stepper.close()
 
 
+@pytest.mark.thorough
 def test_a_new_worker_has_its_own_reproducible_seed():
     def story() -> list[list[float]]:
         config = EnvConfig("CartPole-v1", 2, "async")
@@ -150,6 +151,7 @@ def test_a_worker_that_fails_too_often_ends_the_run_with_one_line():
     stepper.close()
 
 
+@pytest.mark.thorough
 def test_restarts_of_more_than_an_hour_ago_do_not_count(monkeypatch):
     monkeypatch.setattr("lightning_rl.processes.HOUR", 0.0)
     stepper = faulty(max_restarts=1)
@@ -287,7 +289,7 @@ envs.step(np.array([0, 2, 0]))  # freezes
 """
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", ["exit", "kill after a signal to all"])
 def test_workers_end_with_their_parent(end):
     root = Path(__file__).parents[2]
@@ -323,6 +325,7 @@ make_stepper(make_vector_env(Endless, 1))
 """
 
 
+@pytest.mark.thorough
 def test_the_trial_process_ends_with_its_parent():
     root = Path(__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", TRYING], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

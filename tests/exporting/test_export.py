@@ -73,7 +73,7 @@ FAST = {("masks, memory and a nested action", "onnx"), ("squashed, with memory",
 ROWS = [*((case, "onnx") for case in CASES), *((case, "torch") for case in list(CASES)[:2])]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("case", "format"), [pytest.param(*row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS])
 def test_an_exported_file_does_the_same_as_the_policy(case, format, exported):
     difference, others = play_both(*exported(case, format))

@@ -71,6 +71,7 @@ def rich(memory=None):
     return policy_of(SCENE, HYBRID, masked=True, **settings)
 
 
+@pytest.mark.thorough
 def test_a_file_has_the_tensors_and_constants_that_unity_reads():
     graph, data = file_of(rich())
     model = onnx.load_from_string(data)

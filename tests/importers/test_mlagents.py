@@ -41,13 +41,14 @@ FAST = ("3DBall", "Hallway", "Pyramids", "VisualPyramids", "Walker", "PushBlock"
 """Sections with different settings; the others repeat them."""
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SECTIONS])
 def test_every_section_of_the_first_sac_file_trains(name, tmp_path):
     env = "tests.agents.Together" if name == "Tennis" else "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"
     trains(import_mlagents(SAC_FILE, name, env), tmp_path)
 
 
+@pytest.mark.thorough
 def test_every_section_of_the_first_sac_file_is_a_config_that_fit_reads(tmp_path):
     for name in SECTIONS:
         (tmp_path / "c.yaml").write_text(import_mlagents(SAC_FILE, name, "CartPole-v1"))

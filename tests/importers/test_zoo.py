@@ -49,6 +49,7 @@ def test_there_are_entries_of_every_algorithm():
     assert len(ENTRIES) >= 10 and {each.values[0].stem for each in ENTRIES} == set(ALGORITHMS)
 
 
+@pytest.mark.thorough
 def test_the_command_prints_a_config_that_fit_reads(folder, capfd):
     status, out, err = run(f"import-zoo {FILES / 'ppo.yml'} CartPole-v1", capfd)
     assert (status, err) == (0, "")

@@ -78,6 +78,7 @@ def test_it_learns_in_every_network_with_and_without_memory(algorithm, env, memo
     assert before and all(parameter != after[name] for name, parameter in before)
 
 
+@pytest.mark.thorough
 def test_it_is_named_in_a_config_and_its_checkpoint_acts_only_where_its_module_is_imported(folder, capfd, monkeypatch):
     (folder / "my_encoders.py").write_text(MODULE)
     status, out, err = run(f"fit --model.env.id CartPole-v1 {TINY} --model.encoder my_encoders.Squares --model.encoder_features 6", capfd)

@@ -150,6 +150,7 @@ def test_a_resumed_run_names_a_change_that_it_lacks_and_the_export_of_the_checkp
         lrl.export_policy(path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "change"), in_turn(8, FAST))
 def test_the_export_of_a_changed_algorithm_acts_as_it_does(name, change, tmp_path):
     algorithm = build(name)

@@ -75,6 +75,7 @@ def kept(algorithm):
     }
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_has_the_attributes_of_an_uninterrupted_one(tmp_path):
     whole = make()
     fit(whole, tmp_path / "whole")

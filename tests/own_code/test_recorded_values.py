@@ -108,6 +108,7 @@ def test_a_value_stands_in_the_row_of_its_iteration_from_whatever_hook(name, tmp
     assert everything == {f"mine/{hook}" for hook in (*HOOKS, "own_hook")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resumed_run_writes_the_rows_of_an_uninterrupted_one(name, tmp_path):
     _, whole = fit(name, 640, tmp_path / "whole")

@@ -39,11 +39,13 @@ def earned(algorithm, kind, **settings):
     return fmean(episode.return_ for episode in RolloutEvaluator(episodes=20, num_envs=4).play(model))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("algorithm", "kind"), learners(PAIRS))
 def test_choices_equal_what_was_seen(algorithm, kind):
     assert earned(algorithm, kind, max_env_steps=1200, gamma=0.4, learning_rate=0.002, **CHOICES[algorithm]) >= 90
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("algorithm", "kind"), learners([(algorithm, "box") for algorithm in NUMBERS]))
 def test_numbers_come_near_to_what_was_seen(algorithm, kind):
     assert earned(algorithm, kind, learning_rate=0.001, **NUMBERS[algorithm]) >= 90

@@ -30,6 +30,7 @@ def value_of_the_first_place(algorithm, ending):
         return model.critic(place, model.actions.continuous(action)).item()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [A2C, pytest.param(SAC, marks=pytest.mark.slow)])
 def test_a_time_limit_hides_nothing_of_the_rewards_beyond_it(algorithm):
     assert value_of_the_first_place(algorithm, "truncation") == pytest.approx(50, abs=1)  # 1 / (1 − 0.98)

@@ -20,6 +20,7 @@ def report(folder, monkeypatch):
     return lrl.compare(".")
 
 
+@pytest.mark.thorough
 def test_scores_are_scaled_by_the_lowest_and_highest_run_of_each_environment(report):
     assert report.aggregate.environments == ["E1", "E2"] and list(report.aggregate.scores) == ["A2C", "PPO"]
     assert report.aggregate.scores["PPO"].tolist() == [[0.5, 1.0], [1.0, 0.5]]

@@ -35,6 +35,7 @@ def test_the_curve_is_drawn_at_each_evaluation_with_what_the_files_hold(folder, 
     ]
 
 
+@pytest.mark.thorough
 def test_a_run_learns_the_same_with_and_without_its_curve_which_needs_no_pyplot(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     plain, one = trained(folder)
@@ -73,6 +74,7 @@ def test_without_matplotlib_the_extra_is_named(folder, monkeypatch):
         trained(folder, plot=True)
 
 
+@pytest.mark.thorough
 def test_a_failing_disk_for_the_picture_does_not_end_the_run(folder, monkeypatch, capsys):
     def refuse(path, content):
         raise OSError(28, os.strerror(28))

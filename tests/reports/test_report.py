@@ -97,6 +97,7 @@ def test_a_threshold_that_no_run_reaches_has_no_time(two_groups, capfd):
     assert [line.split() for line in out.splitlines() if "0 of 2" in line] == [["A2C", "0", "of", "2", "–", "–", "–", "–"]]
 
 
+@pytest.mark.thorough
 def test_the_page_stands_alone_and_is_the_same_each_time(two_groups, capfd):
     write_run(two_groups / "alone", {100: [3], 300: [4]}, env="Mine<b>-v0")
     status, out, err = run("compare PPO A2C alone --threshold 50 --out report.html", capfd)
@@ -312,6 +313,7 @@ def test_diagnostics_are_drawn_on_demand_for_runs_that_have_them(two_groups, cap
     assert (list(entropy.get_xdata()), list(entropy.get_ydata())) == ([100, 200], [-0.5, -0.4])
 
 
+@pytest.mark.thorough
 def test_diagnostics_have_gaps_where_a_run_went_on_after_nan(two_groups, capfd):
     (two_groups / "A2C/v0/metrics.csv").write_text("env_steps,train/value_loss\n100,0.5\n200,inf\n300,nan\n400,0.25\n")
     status, _, err = run("compare A2C --diagnostics --out report.html", capfd)
@@ -328,6 +330,7 @@ def test_a_page_that_cannot_be_made_leaves_no_picture(two_groups, capfd):
     assert (status, err.count("\n")) == (2, 1) and not [*two_groups.glob("report.*")]
 
 
+@pytest.mark.thorough
 def test_python_gets_the_figure_and_the_tables_of_the_command_line(two_groups, capfd):
     _, out, _ = run("compare A2C PPO --threshold 5", capfd)
     report = lrl.compare("A2C", Path("PPO"), threshold=5)

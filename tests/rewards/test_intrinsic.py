@@ -138,7 +138,7 @@ def test_a_strength_of_zero_pays_nothing(kind):
 # ---------------------------------------------------------------- what they learn
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [lambda: Curiosity(SPACES, actions_of(SPACES), strength=1e-6), lambda: RND(SPACES, normalize=False)])
 def test_known_observations_are_paid_less_than_new_ones(make):
     torch.manual_seed(1)
@@ -327,7 +327,7 @@ LEARNERS = {
 REPLAY = {"batch_size": 64, "learning_starts": 600, "buffer_size": 4_000, "steps_per_iteration": 100, "max_env_steps": 3_000}
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, DQN, *(pytest.param(each, marks=pytest.mark.slow) for each in (SAC, A2C, IMPALA, TD3))])
 def test_two_signals_have_separate_values(algorithm, paid):
     # 1 / (1 - 0.9) for the environment's 1, 2 / (1 - 0.5) for the other's 2
@@ -372,7 +372,7 @@ def test_signals_can_learn_at_their_own_rate(algorithm):
     assert model.updates > model.signal_learner.updates or algorithm in (A2C, IMPALA)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
 def test_signals_can_learn_more_often_than_the_policy(algorithm):
     model = tiny(algorithm, reward_signals={"rnd": {}}, reward_signal_steps_per_update=0.5)

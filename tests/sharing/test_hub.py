@@ -468,6 +468,7 @@ def test_an_environment_that_others_cannot_build_is_refused(hub, folder):
     assert not hub.repos
 
 
+@pytest.mark.thorough
 def test_places_of_this_machine_are_not_shared(hub, cartpole, folder):
     copy = shutil.copytree(cartpole, folder / "copy")
     config = yaml.safe_load((copy / "config.yaml").read_text())

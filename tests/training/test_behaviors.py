@@ -44,6 +44,7 @@ def test_one_behavior_imitates_by_gail_and_continues_exactly(learner, tmp_path, 
     assert different(whole, again) == []
 
 
+@pytest.mark.thorough
 def test_ppo_with_an_actor_thread_learns_simple_spread(tmp_path):
     model = lrl.PPO({"id": "mpe2.simple_spread_v3", "num_envs": 2}, n_steps=10, batch_size=30, threaded=True, max_env_steps=240, **SMALL)
     trainer = fit(model, tmp_path, evaluation=lrl.EvaluationConfig(every_n_env_steps=120, episodes=2))

@@ -299,7 +299,7 @@ def without_time(row):
     return {name: value for name, value in row.items() if not name.startswith("time/") and value != ""}
 
 
-@pytest.mark.variants("PPO CartPole", "SAC Pendulum", "DQN masks", "PPO curriculum", "ES Pendulum")
+@pytest.mark.variants("PPO CartPole", "SAC Pendulum", "ES Pendulum")
 @pytest.mark.parametrize(("algorithm", "env", "settings"), CASES)
 def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, env, settings, tmp_path):
     expected = run(tmp_path / "whole", algorithm, env, settings)
@@ -309,7 +309,7 @@ def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm,
     assert_equal_runs(expected, found)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_a_run_with_averaged_weights_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, tmp_path):
     average, env = lambda: [EMAWeightAveraging(decay=0.5)], {"id": "Pendulum-v1"}
@@ -319,6 +319,7 @@ def test_a_run_with_averaged_weights_that_was_stopped_and_continued_is_the_run_t
     assert_equal_runs(expected, run(tmp_path / "parts", algorithm, env, {}, 99, None, "last", callbacks=average()))
 
 
+@pytest.mark.thorough
 def test_an_evaluation_that_is_given_up_again_and_again_is_made_in_the_end_once(tmp_path):
     env = {"id": "CartPole-v1"}
     expected = run(tmp_path / "whole", PPO, env, {})
@@ -327,6 +328,7 @@ def test_an_evaluation_that_is_given_up_again_and_again_is_made_in_the_end_once(
     assert_equal_runs(expected, run(tmp_path / "parts", PPO, env, {}, 9, None, "last"))
 
 
+@pytest.mark.thorough
 def test_the_last_evaluation_of_a_run_is_made_when_it_continues_though_it_was_finished(tmp_path, capsys):
     env = {"id": "CartPole-v1"}
     expected = run(tmp_path / "whole", PPO, env, {})
@@ -400,7 +402,7 @@ def leaves(tree, path="", seen=None):
                 yield from leaves(child, f"{path}.{name}", seen)
 
 
-@pytest.mark.variants("PPO", "SAC")
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", twins_slow([*ALL, BehavioralCloning, EvolutionStrategies]))
 def test_no_running_state_of_any_object_is_missing_from_a_checkpoint(algorithm, tmp_path):
     env = {"id": "Pendulum-v1" if algorithm is TD3 else "CartPole-v1"}
@@ -422,7 +424,7 @@ def equal(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b or (a != a and b != b)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("algorithm", "env"), [(PPO, "CartPole-v1"), (SAC, "Pendulum-v1"), pytest.param(DQN, "CartPole-v1", marks=pytest.mark.slow)]
 )
@@ -445,6 +447,7 @@ def test_a_run_that_continues_in_another_folder_takes_its_replay_buffer_along(tm
     assert (other / "checkpoints" / "last.ckpt.d").is_dir()
 
 
+@pytest.mark.thorough
 def test_other_numbers_of_environments_start_new_episodes_and_say_so(tmp_path, capsys):
     run(tmp_path, PPO, {"id": "CartPole-v1"}, {}, stop=StopAt(3))
     capsys.readouterr()
@@ -453,6 +456,7 @@ def test_other_numbers_of_environments_start_new_episodes_and_say_so(tmp_path, c
     assert model.env_steps == STEPS
 
 
+@pytest.mark.thorough
 def test_a_buffer_that_shall_not_be_saved_is_not_and_fills_again(tmp_path, capsys):
     config = CheckpointConfig(every_n_env_steps=32, save_replay_buffer=False)
     _, folder = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {}, stop=StopAt(6), checkpoint=config)
@@ -463,6 +467,7 @@ def test_a_buffer_that_shall_not_be_saved_is_not_and_fills_again(tmp_path, capsy
     assert len(model.state_dict()) and model.env_steps == STEPS
 
 
+@pytest.mark.thorough
 def test_a_run_resumed_from_best_ckpt_reports_that_it_has_no_replay_buffer(tmp_path, capsys):
     config = {"id": "Pendulum-v1"}
     _, folder = run(tmp_path, SAC, config, {}, stop=StopAt(6))
@@ -471,6 +476,7 @@ def test_a_run_resumed_from_best_ckpt_reports_that_it_has_no_replay_buffer(tmp_p
     assert "the checkpoint holds no replay buffer: learning continues after 16 steps" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_best_checkpoint_holds_what_was_learned_and_nothing_of_the_run(tmp_path):
     _, folder = run(tmp_path, SAC, {"id": "Pendulum-v1"}, {})
     best, last = (torch.load(folder / "checkpoints" / name, weights_only=True)["lightning_rl"] for name in ("best.ckpt", "last.ckpt"))

@@ -152,6 +152,7 @@ def test_a_file_may_name_environments_of_pettingzoo_and_modules_that_are_importe
         assert model.env.id == env_id
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_with_more_copies_in_new_episodes(tmp_path, capsys):
     run(tmp_path, PPO, {"id": "tests.agents.Mortal"}, {}, stop=StopAt(3))
     capsys.readouterr()

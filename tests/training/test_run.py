@@ -149,6 +149,7 @@ def lessons(*criteria):
     return {"curriculum": [*({"value": 1.0, "completion_criteria": each} for each in criteria), {"value": 2.0}]}
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_is_used_again_plays_the_lessons_of_the_second_environment(folder):
     seen = Lessons()
     trainer = trainer_of(Trainer, callbacks=[seen], evaluation=EvaluationConfig(episodes=1, max_episode_steps=5))
@@ -239,6 +240,7 @@ class OneOptimizer(LightningCLI):
         parser.add_lr_scheduler_args(CosineAnnealingLR)
 
 
+@pytest.mark.thorough
 def test_lightnings_command_line_chooses_optimizer_learning_rate_and_scheduler(folder):
     settings = "--model.env.id tests.environments:Scripted-v0 --model.env.num_envs 2 --model.n_steps 8 --model.batch_size 16"
     chosen = "--optimizer.lr 0.01 --lr_scheduler.T_max 4 --lr_scheduler.eta_min 1e-4"

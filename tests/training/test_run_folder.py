@@ -45,6 +45,7 @@ class Still(PPO):
         return torch.zeros(())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["", "checkpoints/last.ckpt"])
 def test_init_from_takes_the_weights_of_another_run_and_counts_from_zero(tmp_path, place):
     _, run_folder = fit(tmp_path)
@@ -74,6 +75,7 @@ def test_a_runs_folder_stands_for_its_best_checkpoint(folder, capfd, monkeypatch
     assert all(torch.equal(value, policies[1][name]) for name, value in policies[0].items())
 
 
+@pytest.mark.thorough
 def test_init_from_takes_frozen_statistics(tmp_path):
     _, run_folder = fit(tmp_path, tiny(PPO, "CartPole-v1", normalize_obs="running"))
     settings = {"normalize_obs": "frozen", "normalize_obs_steps": 20, "seed": 1}
@@ -83,6 +85,7 @@ def test_init_from_takes_frozen_statistics(tmp_path):
     assert [name for name, value in model.state_dict().items() if not torch.equal(value, theirs[name])] == []
 
 
+@pytest.mark.thorough
 def test_init_from_names_layers_that_keep_their_initial_weights(tmp_path, capsys):
     _, run_folder = fit(tmp_path)
     first = tiny(Still, "Acrobot-v1", seed=1).state_dict()
@@ -171,6 +174,7 @@ def test_a_named_run_that_saved_no_last_checkpoint_is_not_replaced_and_the_line_
     assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.thorough
 def test_a_name_is_free_for_the_corrected_command_after_a_refused_one(folder, capfd):
     named = f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name mine"
     refused = f"{named} --evaluation null --trainer.callbacks+=lightning_rl.PlotCurve"
@@ -178,6 +182,7 @@ def test_a_name_is_free_for_the_corrected_command_after_a_refused_one(folder, ca
     assert run(named, capfd)[::2] == (0, "")
 
 
+@pytest.mark.thorough
 def test_a_name_is_free_after_a_run_whose_demonstrations_were_not_found(folder, capfd):
     cloning = "fit --config bc/cartpole --model.dataset nobody/nothing-v0 --trainer.accelerator cpu --trainer.run_name mine"
     errors = [run(cloning, capfd)[2] for _ in range(2)]
@@ -217,7 +222,7 @@ def test_a_replaced_run_does_not_come_back_over_a_new_one_that_saved_its_best_we
     assert (home / "checkpoints/best.ckpt").is_file() and not old.exists()
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("options", [{"force": True}, {"ckpt_path": "last"}])
 def test_a_run_continues_in_a_folder_where_a_replacing_run_was_killed(tmp_path, saved, options):
@@ -236,7 +241,7 @@ def test_a_run_continues_in_a_folder_where_a_replacing_run_was_killed(tmp_path, 
     assert [path.name for path in home.parent.iterdir()] == ["mine"]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -268,7 +273,7 @@ def test_a_run_without_loggers_is_continued_by_the_command_that_it_prints_whatev
     assert not (folder / "runs/PPO/CartPole-v1/version_0/metrics.csv").exists()
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("flag", ["--evaluation null", "--trainer.limit_val_batches 0"])
 def test_evaluations_are_switched_off_by_our_setting_and_by_lightnings(flag, folder, capfd):
     assert run(f"fit {TINY} --model.env.id CartPole-v1", capfd)[0] == 0
@@ -379,6 +384,7 @@ def test_threads_that_import_at_the_same_time_leave_the_limits_of_garbage_collec
     assert gc.get_threshold() == before
 
 
+@pytest.mark.thorough
 def test_force_replaces_the_run_of_that_name_also_where_another_run_is_continued_in_its_folder(tmp_path):
     _, old = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=96), run_name="old", checkpoint={"keep": -1})
     _, other = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=32), run_name="other")
@@ -404,6 +410,7 @@ def test_a_forced_run_that_could_not_save_gives_way_to_the_old_one(tmp_path):
     assert (run / "config.yaml").read_text() == "seed_everything: 1"
 
 
+@pytest.mark.thorough
 def test_a_run_is_continued_in_its_own_folder_by_force_whatever_way_its_checkpoint_is_named(tmp_path):
     _, run_folder = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=32), run_name="mine")
     winding = run_folder / "checkpoints" / ".." / "checkpoints" / "last.ckpt"
@@ -411,6 +418,7 @@ def test_a_run_is_continued_in_its_own_folder_by_force_whatever_way_its_checkpoi
     assert torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)["lightning_rl"]["env_steps"] == 64
 
 
+@pytest.mark.thorough
 def test_a_name_that_looks_like_a_number_stays_a_name(folder, capfd):
     assert run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name 12e3", capfd)[::2] == (0, "")
     assert (folder / "runs" / "PPO" / "CartPole-v1" / "12e3").is_dir()

@@ -33,6 +33,7 @@ def steps_made(algorithm, settings, **others):
     return int(state["step"]), [row for _, row in logger.rows]
 
 
+@pytest.mark.thorough
 def test_on_policy_all_demonstrations_come_three_times_after_each_iteration():
     rows = sum(len(episode.reward) for episode in shown(PPO))
     made, logged = steps_made(PPO, {})
@@ -76,6 +77,7 @@ def test_the_learning_rate_falls_to_nothing_over_the_steps(algorithm):
     assert "behavioral_cloning/loss" in logger.rows[2][1] and "behavioral_cloning/loss" not in logger.rows[-1][1]
 
 
+@pytest.mark.thorough
 def test_steps_that_the_first_iteration_has_are_followed_in_it():
     once = steps_made(PPO, {})[0] // 6  # of six iterations of 16 steps
     assert [steps_made(PPO, {"steps": steps}, learning_rate=0.01)[0] // once for steps in (1, 16, 17, 32)] == [1, 1, 2, 2]

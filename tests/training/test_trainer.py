@@ -48,6 +48,7 @@ def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.thorough
 def test_each_run_has_its_own_folder(fit, folder):
     trainer = fit()
     run = folder / "runs/PPO/CartPole-v1/version_0"
@@ -80,6 +81,7 @@ def test_rows_begin_with_environment_steps_and_episodes_have_theirs(fit, folder)
     assert {row["seed"] for row in episodes} == {"10000", "10001"}
 
 
+@pytest.mark.thorough
 def test_versions_count_up_for_each_algorithm_and_environment(fit, folder):
     quick = {"max_env_steps": 16, "evaluation": None, "checkpoint": None}
     runs = [fit(**quick).run_folder, fit(**quick).run_folder, fit(A2C, **quick).run_folder]
@@ -118,6 +120,7 @@ def test_last_continues_in_its_folder_with_counters_and_without_rows_beyond_the_
     assert first["lightning_rl"]["updates"] == 6 * 2 * 2
 
 
+@pytest.mark.thorough
 def test_learning_continues_with_the_weights_of_the_checkpoint(fit):
     run = fit().run_folder
     stored = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
@@ -130,6 +133,7 @@ def test_learning_continues_with_the_weights_of_the_checkpoint(fit):
     assert len(seen) == 1 and torch.equal(seen[0], weights(other))
 
 
+@pytest.mark.thorough
 def test_last_is_the_newest_run_of_that_algorithm_and_environment(fit, folder):
     quick = {"max_env_steps": 16, "evaluation": None}
     first, second, _ = fit(**quick).run_folder, fit(**quick).run_folder, fit(A2C, **quick).run_folder
@@ -138,6 +142,7 @@ def test_last_is_the_newest_run_of_that_algorithm_and_environment(fit, folder):
     assert int(read_rows(first / "metrics.csv")[-1]["env_steps"]) == 16
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_by_its_path_continues_in_a_new_folder(fit):
     old = fit().run_folder
     trainer = fit(ckpt_path=old / "checkpoints/last.ckpt", max_env_steps=128)
@@ -146,12 +151,14 @@ def test_a_checkpoint_by_its_path_continues_in_a_new_folder(fit):
     assert int(read_rows(old / "metrics.csv")[-1]["env_steps"]) == 96
 
 
+@pytest.mark.thorough
 def test_a_runs_folder_continues_from_its_last_checkpoint_in_a_new_folder(fit):
     old = fit(evaluation=None).run_folder
     trainer = fit(ckpt_path=old, evaluation=None, max_env_steps=128)
     assert (trainer.run_folder.name, trainer.global_step) == ("version_1", 8)
 
 
+@pytest.mark.thorough
 def test_two_runs_of_an_unseeded_program_differ_and_a_seed_of_torch_repeats_one(folder):
     torch.seed()  # as in a new program
 
@@ -191,6 +198,7 @@ def test_a_continued_run_keeps_the_seed_that_it_began_with(fit):
     assert yaml.safe_load((run / "config.yaml").read_text())["seed_everything"] == 5
 
 
+@pytest.mark.thorough
 def test_the_next_run_of_a_trainer_that_continued_one_records_its_own_seed(folder):
     make = lambda steps: PPO("CartPole-v1", n_steps=8, batch_size=64, max_env_steps=steps, net_arch=[8])  # noqa: E731
     pl.seed_everything(5)
@@ -220,6 +228,7 @@ def test_a_config_above_a_foreign_checkpoint_does_not_belong_to_its_run(tmp_path
     assert read_seed(tmp_path / "checkpoints" / "last.ckpt", 1) == 1
 
 
+@pytest.mark.thorough
 def test_unseeded_runs_after_a_continued_one_differ(folder):
     torch.seed()  # as in a new program
     make = lambda steps: PPO("CartPole-v1", n_steps=8, batch_size=64, max_env_steps=steps, net_arch=[8])  # noqa: E731
@@ -243,6 +252,7 @@ def test_a_run_without_evaluations_has_no_best_checkpoint_and_the_line_names_its
     assert str(error.value) == f"{named}: no evaluation saved one; name '{run}/checkpoints/last.ckpt'"
 
 
+@pytest.mark.thorough
 def test_last_with_nothing_saved_starts_a_new_run_and_prints_so(fit, capsys):
     trainer = fit(ckpt_path="last", enable_progress_bar=True)
     assert capsys.readouterr().out.splitlines()[0] == "no last.ckpt below runs/PPO/CartPole-v1: starting a new run"
@@ -296,6 +306,7 @@ def test_a_run_in_no_folder_prints_none_as_its_folder(fit, folder, capsys):
     assert "  folder        none\n" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_folder_of_a_trainer_is_that_of_the_run_of_its_model(fit, folder):
     other, model = tiny(PPO, "CartPole-v1", max_env_steps=16), tiny(PPO, "CartPole-v1", max_env_steps=16)
     first, second = fit(env=other), fit(env=model)
@@ -351,6 +362,7 @@ def test_the_file_of_metrics_has_the_row_that_another_logger_refuses(fit, folder
     assert len(read_rows(folder / "runs/PPO/CartPole-v1/version_0/metrics.csv")) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")  # after the step is when we mean
 def test_lightnings_model_checkpoint_follows_the_evaluations(fit, folder):
     best = pl.callbacks.ModelCheckpoint(folder / "theirs", monitor="eval/mean_reward", mode="max", every_n_train_steps=1)
@@ -401,6 +413,7 @@ def test_an_evaluator_among_the_callbacks_replaces_ours(fit):
     assert [(row["env_steps"], row["seed"]) for row in read_rows(run / "evaluations.csv")] == [(n, s) for n in ("48", "96") for s in "123"]
 
 
+@pytest.mark.thorough
 def test_a_run_ends_when_it_reaches_its_goal(fit):
     assert fit(evaluation=EvaluationConfig(every_n_env_steps=16, episodes=1, max_episode_steps=5, stop_at=5.0)).global_step == 1
     assert (
@@ -432,6 +445,7 @@ def test_small_networks_use_one_thread_by_default_and_the_number_is_restored(thr
         torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 def test_a_run_that_continues_keeps_its_threads(fit):
     seen, before = [], torch.get_num_threads()
 
@@ -450,6 +464,7 @@ def test_a_run_that_continues_keeps_its_threads(fit):
     assert threads_of(run / "checkpoints/last.ckpt") is None
 
 
+@pytest.mark.thorough
 def test_a_function_that_builds_environments_names_the_folder(fit):
     assert (
         str(fit(env=PPO(Endless, n_steps=8, batch_size=32, max_env_steps=64)).run_folder)
@@ -481,6 +496,7 @@ def test_the_command_that_a_python_program_prints_imports_the_modules_that_it_ne
     assert capsys.readouterr().out.splitlines()[-1] == f"evaluate it: {command}"
 
 
+@pytest.mark.thorough
 def test_a_program_whose_algorithm_no_other_can_import_gets_a_python_command_to_evaluate(fit, capsys, monkeypatch):
     monkeypatch.setattr(type(own := tiny(type("Mine", (PPO,), {}), "CartPole-v1")), "__module__", "__main__")
     fit(env=own, enable_progress_bar=True)
@@ -539,6 +555,7 @@ def test_what_others_log_gets_the_environment_steps(folder):
     assert all(float(row["mine"]) == float(row["env_steps"]) for row in rows)
 
 
+@pytest.mark.thorough
 def test_settings_may_be_mappings_in_python_too(fit):
     trainer = fit(evaluation={"episodes": 2, "every_n_env_steps": 48}, checkpoint={"keep": 1})
     assert len(read_rows(trainer.run_folder / "evaluations.csv")) == 4
@@ -582,6 +599,7 @@ def test_a_logger_whose_disk_is_full_is_reported_in_one_line(fit, folder, capfd)
     assert int(read_rows(run / "metrics.csv")[-1]["env_steps"]) == 96
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_at_the_last_row_does_not_end_the_run_when_its_loggers_are_closed(fit, folder, capfd):
     class Full(pl.Callback):
         """The disk has no room for the end of the last row, which TensorBoard's thread writes a little later."""

@@ -155,6 +155,7 @@ def test_values_that_a_setting_does_not_permit_are_refused_before_a_trial(text, 
     assert str(error.value).startswith(REFUSED[text])
 
 
+@pytest.mark.thorough
 def test_values_that_do_not_go_together_with_the_base_are_checked_with_each_other(tmp_path):
     space = space_of("model.n_steps: {choices: [3, 6]}\nmodel.batch_size: {choices: [24, 48]}", tmp_path)  # 256 divides neither rollout
     check_space(space, PPO, [], algorithm_class("PPO", Algorithm))

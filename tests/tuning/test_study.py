@@ -444,6 +444,7 @@ def test_a_study_whose_lock_cannot_be_made_says_so_and_not_that_another_process_
         pass
 
 
+@pytest.mark.thorough
 def test_a_trial_whose_new_seeds_fail_is_not_the_best(tmp_path):
     study, _ = played(
         tmp_path, lambda run, k: float(run.number), lambda run: run.seed > 0, trials=4, pruner="none", confirm=2, confirm_seeds=1

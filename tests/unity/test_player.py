@@ -38,6 +38,7 @@ def play(player, turns):
     return turn
 
 
+@pytest.mark.thorough
 def test_a_player_plays_until_it_is_closed(tmp_path):
     player = start(tmp_path)
     turn = play(player, 40)
@@ -57,6 +58,7 @@ def test_a_player_plays_until_it_is_closed(tmp_path):
     assert find_players(player.log) == []
 
 
+@pytest.mark.thorough
 def test_a_player_that_is_killed_is_noticed(tmp_path):
     player = start(tmp_path, "--scene", "ball", "--crash-at", 5)
     with pytest.raises(PlayerError, match=r"Scene.x86_64 was ended by SIGKILL; see .*Player-0.log"):

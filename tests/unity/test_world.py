@@ -47,6 +47,7 @@ def step(stepper):
     return stepper.step(np.zeros((stepper.num_envs, 1), dtype=np.float32))
 
 
+@pytest.mark.thorough
 def test_an_agent_that_ends_and_asks_in_one_message_keeps_its_row(opened):
     stepper = opened(
         [agent(7, 1), agent(9, 2)],
@@ -66,6 +67,7 @@ def test_an_agent_that_ends_and_asks_in_one_message_keeps_its_row(opened):
     assert not second.episode_start.any()
 
 
+@pytest.mark.thorough
 def test_ends_alone_are_kept_for_the_next_message_with_requests(opened):
     stepper = opened(
         [agent(0, 1), agent(1, 2)],
@@ -124,6 +126,7 @@ def test_seats_may_be_more_than_the_first_agents(opened):
     assert stepper.present.tolist() == [True, True, False]
 
 
+@pytest.mark.thorough
 def test_agents_that_decide_at_different_ticks_are_refused(opened):
     stepper = opened([agent(0, 1), agent(1, 2)], [agent(1, 3)])
     stepper.reset(seed=0)
@@ -170,6 +173,7 @@ def test_a_reset_abandons_the_episodes(opened):
     assert step(stepper).reward.tolist() == [5.0]
 
 
+@pytest.mark.thorough
 def test_a_player_that_is_killed_is_started_again(opened, tmp_path):
     stepper = opened(arguments=("--scene", "ball", "--count", 2, "--crash-at", 3))
     stepper.reset(seed=0)

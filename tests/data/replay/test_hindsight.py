@@ -329,6 +329,7 @@ def doubled() -> gym.Env:
     return gym.wrappers.TransformReward(Goals(), lambda reward: 2 * reward)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("gymnasium_robotics") is None, reason="needs the extra robotics")
 def test_goals_of_gymnasium_robotics_are_found_by_their_ids(capfd):
     env = EnvConfig("PointMaze_UMaze-v3", kwargs={"continuing_task": False})

@@ -122,6 +122,7 @@ def test_an_empty_buffer_comes_back_empty(tmp_path):
     assert len(buffer) == 0 and manifest["segments"] == []
 
 
+@pytest.mark.thorough
 def test_a_save_writes_only_what_is_new_and_old_files_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(segments, "MAX_SEGMENT_BYTES", 8 << 20)  # an eighth of all sizes, for speed
     monkeypatch.setattr(segments, "SMALL_BYTES", 1 << 20)

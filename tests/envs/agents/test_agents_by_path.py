@@ -157,7 +157,7 @@ def test_a_resumed_run_continues_in_the_middle_of_episodes(my_game, env_id, way,
     assert all(torch.equal(parts[name], value) for name, value in whole.items())
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("env_id", "fewest"), [("mpe2.simple_spread_v3", 26), ("pettingzoo.classic.tictactoe_v3", 6)])
 def test_a_video_shows_every_step_and_what_is_not_possible_is_refused(folder, capfd, env_id, fewest):
     fit(tiny(PPO, env_id, encoder="mlp", max_env_steps=16)).save_checkpoint(folder / "a.ckpt")

@@ -514,7 +514,7 @@ class Ledger:
             self.episodes[-1].update(self.game.rewards)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CLASSIC])
 def test_a_learner_gets_what_the_game_pays_its_seat(name):

@@ -44,6 +44,7 @@ def assert_equal_steps(left, right):
         assert all(np.array_equal(x, y) for x, y in pairs)
 
 
+@pytest.mark.thorough
 def test_rows_are_the_agents_of_copies_and_a_step_is_that_of_vmas():
     stepper, _ = make(num_envs=4, max_episode_steps=5, kwargs={"n_agents": 2})
     assert stepper.num_envs == 8
@@ -156,6 +157,7 @@ def noisy(make_source, draw):
     return Noisy
 
 
+@pytest.mark.thorough
 def test_a_random_generator_of_a_scenario_is_saved():
     scenario = noisy(partial(np.random.default_rng, 0), np.random.Generator.random)
     (saved, spaces), (later, _) = make(scenario), make(scenario)
@@ -165,12 +167,14 @@ def test_a_random_generator_of_a_scenario_is_saved():
     assert_equal_steps(play(saved, spaces, 3), play(later, spaces, 3))
 
 
+@pytest.mark.thorough
 def test_a_scenario_that_cannot_be_saved_says_so():
     stepper, _ = make(noisy(itertools.count, next))  # a count that nobody can read
     assert not stepper.can_be_saved
     assert "cannot be saved in the middle" in stepper.load_state_dict(stepper.state_dict())
 
 
+@pytest.mark.thorough
 def test_critics_see_what_all_agents_see():
     stepper, spaces = make(joint="all", max_episode_steps=2)
     obs, _ = stepper.reset(1)
@@ -205,6 +209,7 @@ def test_a_missing_package_names_the_extra(monkeypatch):
         probe_spaces(EnvConfig("vmas.balance"))
 
 
+@pytest.mark.thorough
 def test_training_leaves_out_how_to_render():
     assert make(kwargs={"render_mode": "rgb_array"})[0].num_envs == 12
 
@@ -342,6 +347,7 @@ def step_both(world, sides):
     return {name: side.pop_step() for name, side in world.sides.items()}
 
 
+@pytest.mark.thorough
 def test_several_behaviors_step_all_copies_in_one_call_and_resume_in_the_middle_of_episodes():
     (world, sides), (later, _) = make_two_sides(), make_two_sides()
     assert type(world) is VmasWorld
@@ -365,6 +371,7 @@ def test_several_behaviors_step_all_copies_in_one_call_and_resume_in_the_middle_
         assert_equal_steps([step[name] for step in following], [step[name] for step in repeated])
 
 
+@pytest.mark.thorough
 def test_tiny_runs_count_the_steps_of_agents():
     model = tiny(PPO, SPREAD, n_steps=8, batch_size=24)
     fit(model)

@@ -445,7 +445,7 @@ def test_state_that_grew_too_large_to_be_saved_is_reported_and_does_not_end_the_
     assert is_continued(lambda: make_vector_env(config), config, before=20, after=2) is None
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_what_an_environment_saves_itself_may_be_of_any_size(vectorization):
     config = EnvConfig("OwnDiary-v0", 1, vectorization)
@@ -529,6 +529,7 @@ def test_a_file_cannot_replace_methods_or_write_into_what_no_state_is_read_from(
     assert callable(plant.step) and "step" not in vars(plant) and "reset" not in vars(plant)
 
 
+@pytest.mark.thorough
 def test_many_rows_of_one_array_are_read_in_a_moment_and_stay_rows_of_one():
     class Thing:
         pass
@@ -557,6 +558,7 @@ def test_what_is_left_out_of_a_replay_costs_no_time_at_each_reset():
     assert time.process_time() - began < 2
 
 
+@pytest.mark.thorough
 def test_the_ways_of_packaged_environments_need_no_replay():
     games = ("MinAtar/Breakout-v1", "MiniGrid-Empty-5x5-v0", "lightning_rl/Memory1D-v0")
     for env_id in ("CartPole-v1", "FrozenLake-v1", "HalfCheetah-v5", *games):

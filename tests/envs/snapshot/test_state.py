@@ -125,6 +125,7 @@ def test_saving_does_not_disturb_a_run():
         watched.close()
 
 
+@pytest.mark.thorough
 def test_a_saved_state_does_not_change_with_the_environment():
     config = ENVIRONMENTS["Ant"]
     stepper = make_stepper(make_vector_env(config), config)
@@ -379,6 +380,7 @@ class Endless(Hidden):
             pass
 
 
+@pytest.mark.thorough
 def test_the_trial_has_no_side_effects_and_a_time_limit(monkeypatch):
     monkeypatch.setattr("lightning_rl.envs.snapshot.state.MAX_TRIAL_SECONDS", 0.5)
     np.random.seed(0)
