@@ -1,7 +1,6 @@
 """The floors of the house: imports point down, and a few questions are asked in one place only."""
 
 import ast
-from collections import Counter
 from configparser import ConfigParser
 from functools import cache
 from graphlib import TopologicalSorter
@@ -166,11 +165,6 @@ def test_the_package_stays_within_its_files():
     unity = [name for name in modules() if "unity" in name]
     assert len(modules()) + 1 - len(unity) <= 213
     assert len(unity) <= 10
-
-
-def test_no_two_files_of_tests_share_a_name():
-    counts = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
-    assert [name for name, count in counts.items() if count > 1] == [], "pytest imports one of them for the other"
 
 
 def test_the_walk_finds_what_it_forbids():

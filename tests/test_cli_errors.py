@@ -646,6 +646,7 @@ def test_a_setting_of_an_own_class_that_is_no_dataclass_is_refused_with_the_deco
     assert run(own("Undecorated") + "--model.atoms 3", capfd)[2] == f"error: {told}\n"
 
 
+@pytest.mark.thorough
 def test_the_range_of_a_setting_of_an_own_init_is_checked(own, capfd):
     assert run(own("WithInit") + "--model.atoms 0", capfd)[2].endswith("error: model.atoms must be >= 1, got 0\n")
 
@@ -681,6 +682,7 @@ def written_to(stdout, arguments, folder):
     return program.wait(), program.communicate()[1]
 
 
+@pytest.mark.thorough
 def test_a_shell_sees_the_status_of_a_broken_pipe(folder):
     command = f"set -o pipefail; {shlex.quote(sys.executable)} -m lightning_rl list | true"
     done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=300)

@@ -140,6 +140,7 @@ class Deciding(lrl.PPO):
         return (loss if loss.item() > 0 else -loss), metrics
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_compiled_is_refused_in_one_line():
     with pytest.raises(SettingError, match=r"^compile: Deciding\.loss cannot be compiled: Python decides by the value of a tensor$"):
         fit(tiny(Deciding, compile=True))

@@ -30,7 +30,7 @@ def uncounted(monkeypatch):
     monkeypatch.setattr(Quits, "calls", 0)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", WORDS)
 def test_a_run_that_its_environment_ends_is_saved_and_names_it_and_has_a_status_of_its_own(folder, capfd, how):
     settings = f"--model.env.id {QUITS} --model.env.kwargs.how {how} --model.env.kwargs.at 49 --evaluation null"
@@ -43,6 +43,7 @@ def test_a_run_that_its_environment_ends_is_saved_and_names_it_and_has_a_status_
     assert torch.load(saved, weights_only=True)["lightning_rl"]["env_steps"] == 48  # 32 of an iteration, 16 of the next
 
 
+@pytest.mark.thorough
 def test_a_replaying_run_that_its_environment_ends_is_saved(folder):
     model = tiny(SAC, QUITS, env={"kwargs": {"at": 41}}, max_env_steps=96)
     trainer = lrl.Trainer(accelerator="cpu", evaluation=None)
@@ -57,6 +58,7 @@ def test_lightnings_own_trainer_names_the_environment_that_ends_the_program():
         fit(tiny(lrl.PPO, QUITS, env={"kwargs": {"at": 6}}))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["__init__", "reset"])
 def test_an_environment_that_ends_the_program_while_it_is_tried_is_named(folder, capfd, where):
     status, _, err = run(f"fit {TINY}--model.env.id {QUITS} --model.env.kwargs.where {where}", capfd)
@@ -105,6 +107,7 @@ def test_an_actor_that_its_environment_ends_is_restarted_and_the_line_names_the_
     assert "was restarted: environment 1 of Quits-v0 tried to end the program by SystemExit 0" in out
 
 
+@pytest.mark.thorough
 def test_a_copy_of_several_agents_that_ends_the_program_is_named(monkeypatch):
     monkeypatch.setattr(Duel, "step", lambda *arguments: sys.exit())
     with pytest.raises(ProgramEndedError, match=r"environment 0 of .*Duel tried to end the program by SystemExit"):

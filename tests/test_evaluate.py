@@ -24,6 +24,7 @@ def model(folder):
     return model
 
 
+@pytest.mark.thorough
 def test_python_and_the_command_line_find_the_same(model, capfd):
     arguments = {"episodes": 7, "seed": 3, "num_envs": 2, "max_episode_steps": 30}
     options = " ".join(f"--{name} {value}" for name, value in arguments.items())

@@ -27,7 +27,7 @@ def test_validate_plays_the_evaluation_of_the_run_and_test_unseen_episodes(train
     assert run(f"validate --ckpt_path {trained}", capfd)[1].startswith(f"eval/mean_reward {sum(returns) / 2:.2f}\n")
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("spoiled", "words"),
     [

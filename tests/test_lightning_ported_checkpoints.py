@@ -118,7 +118,7 @@ def test_without_a_metric_the_newest_is_kept_at_the_end_of_the_run(kind, tmp_pat
     assert (saver.best_model_score, saver.best_k_models, saver.kth_best_model_path) == (None, {}, "")
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_a_score_that_is_nan_is_the_worst(kind, mode, tmp_path):

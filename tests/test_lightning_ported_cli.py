@@ -86,6 +86,7 @@ def test_validate_and_test_play_with_the_weights_and_settings_of_a_checkpoint():
         assert other.model.gamma == 0.99  # Lightning takes the settings of the checkpoint
 
 
+@pytest.mark.thorough
 def test_a_trainer_of_lightning_names_what_it_lacks_to_validate():
     with pytest.raises(Exception, match=r"No `validation_step\(\)` method defined"):
         run(pl.Trainer, "validate")
@@ -137,6 +138,7 @@ def test_any_algorithm_is_chosen_by_its_class(name):
     assert type(cli.model) is PPO and cli.model.env_steps == 32
 
 
+@pytest.mark.thorough
 def test_another_model_may_be_chosen_than_that_of_the_file():
     settings = {"model": {"class_path": "PPO", "init_args": {"env": {"id": "Pendulum-v1"}, "gamma": 0.5}}}
     cli = run(Trainer, None, "--model", "SAC", settings=settings, model=None)
@@ -194,6 +196,7 @@ def test_a_callback_may_have_options_of_its_own():
     assert (rates.logging_interval, rates.log_momentum) == ("epoch", True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_logger_is_chosen_by_its_class(kind):
     settings = {**SETTINGS, "trainer": {"logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "name": "mine"}}}}
@@ -221,6 +224,7 @@ def test_an_optimizer_and_a_scheduler_replace_those_of_the_algorithm(kind):
     assert cli.trainer.lr_scheduler_configs[0].scheduler.gamma == 0.5
 
 
+@pytest.mark.thorough
 def test_one_optimizer_for_an_algorithm_of_several_is_refused_in_one_line():
     settings = {"model": {"env": {"id": "Pendulum-v1"}, "max_env_steps": 32, "net_arch": [8]}}
     with pytest.raises(

@@ -97,6 +97,7 @@ def test_early_stopping_stops_at_the_evaluation_that_reaches_its_threshold(tmp_p
     assert model.env_steps == 16
 
 
+@pytest.mark.thorough
 def test_model_checkpoint_saves_by_evaluations(tmp_path):
     saver = ModelCheckpoint(tmp_path / "mine", "{env_steps}", monitor="eval/mean_reward", mode="max", save_top_k=-1)
     model = tiny(PPO)
@@ -106,6 +107,7 @@ def test_model_checkpoint_saves_by_evaluations(tmp_path):
     assert PPO.load_from_checkpoint(saver.best_model_path).env_steps in range(16, 97, 16)
 
 
+@pytest.mark.thorough
 def test_the_evaluated_weights_are_those_of_the_best_checkpoint(tmp_path):
     judged = []
 
@@ -123,6 +125,7 @@ def test_the_evaluated_weights_are_those_of_the_best_checkpoint(tmp_path):
     assert any(not torch.equal(judged[-2][name], final[name]) for name in final)
 
 
+@pytest.mark.thorough
 def test_a_users_callback_finds_the_averaged_weights_at_the_end_and_the_last_checkpoint_holds_those_that_learn(tmp_path):
     found = {}
 
@@ -296,6 +299,7 @@ def test_test_plays_unseen_episodes_whatever_evaluator_the_run_has(tmp_path):
     assert tested["test/mean_reward"] == evaluate(model)["return_mean"]
 
 
+@pytest.mark.thorough
 def test_model_checkpoint_that_shall_save_at_the_end_of_the_epoch_does(tmp_path):
     saver = ModelCheckpoint(tmp_path / "mine", monitor="eval/mean_reward", save_top_k=-1, save_on_train_epoch_end=True)
     trainer_of(tmp_path, saver).fit(tiny(PPO))

@@ -79,7 +79,7 @@ def spoil_gradients(model, value, first=1, last=10**6):
 # ---------------------------------------------------------------- raise
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [VALUES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VALUES[1:])])
 @pytest.mark.parametrize("door", AT)
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
@@ -90,7 +90,7 @@ def test_what_an_environment_says_stops_the_run_in_the_same_step(algorithm, door
     assert weights(model).isfinite().all()
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
 @pytest.mark.parametrize("door", AT)
 def test_the_step_is_exact_in_all_modes_of_resetting(door, mode):
@@ -107,12 +107,14 @@ def test_the_leaf_of_a_nested_observation_is_named(algorithm, apart):
             fit(poisoned(algorithm, door, -math.inf, AT[door], {"observation": "nested", "apart": apart}))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, TD3])
 def test_the_first_observation_is_looked_at(algorithm):
     with pytest.raises(NotFiniteError, match=r"^observation of environment 1 is nan at environment step 0$"):
         fit(poisoned(algorithm, "reset", math.nan, 0))
 
 
+@pytest.mark.thorough
 def test_random_steps_before_learning_are_looked_at():
     with pytest.raises(NotFiniteError, match=r"^observation of environment 1 is nan at environment step 14$"):
         fit(poisoned(PPO, "observation", math.nan, 7, normalize_obs="frozen", normalize_obs_steps=30))
@@ -133,7 +135,7 @@ def test_large_numbers_are_numbers():
     assert first_bad("reward", np.array([math.nan]), [1], ["agent a", "agent b"]) == "reward of agent b is nan"
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_a_bad_loss_stops_the_run_before_its_gradient_step(algorithm, value):
@@ -143,7 +145,7 @@ def test_a_bad_loss_stops_the_run_before_its_gradient_step(algorithm, value):
     assert model.calls == 3 and all(each.isfinite().all() for each in model.state_dict().values())
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [pytest.param(math.nan, marks=pytest.mark.slow), math.inf])
 @pytest.mark.parametrize("algorithm", twins_slow(ALL))
 def test_a_bad_gradient_stops_the_run_before_its_step(algorithm, value):
@@ -155,6 +157,7 @@ def test_a_bad_gradient_stops_the_run_before_its_step(algorithm, value):
     assert all(each.isfinite().all() for each in model.state_dict().values())
 
 
+@pytest.mark.thorough
 def test_the_part_of_the_loss_that_is_bad_is_named():
     model = poisoned(PPO, "reward", 1e30, 3)  # a number, but its square is none
     with pytest.raises(NotFiniteError, match=r"^loss value_loss is inf at environment step 16, update 0"):
@@ -180,6 +183,7 @@ def test_the_batch_is_saved_in_the_runs_folder_and_named(algorithm, tmp_path):
         assert k or (batch["next_obs"][1, 1].isnan() and batch["next_obs"].isnan().sum() == 1)
 
 
+@pytest.mark.thorough
 def test_the_batch_is_not_written_through_a_link(tmp_path):
     (tmp_path / "mine").write_text("years of work")
     trainer = lrl.Trainer(default_root_dir=tmp_path, evaluation=None, accelerator="cpu", enable_progress_bar=False)
@@ -313,7 +317,7 @@ def scaled():
     return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("on_nan", TOLERANT)
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_a_run_with_scaled_gradients_goes_on_after_a_bad_loss_with_its_scale(algorithm, on_nan):

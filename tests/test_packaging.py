@@ -55,6 +55,7 @@ def test_a_wheel_holds_every_module_config_search_space_and_example(built):
     assert expected - set(zipfile.ZipFile(built[0]).namelist()) == set()
 
 
+@pytest.mark.thorough
 def test_a_source_distribution_holds_what_the_wheel_is_built_from(built):
     with tarfile.open(built[1]) as archive:
         held = {name.split("/", 1)[-1] for name in archive.getnames()}

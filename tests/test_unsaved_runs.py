@@ -101,6 +101,7 @@ def test_a_run_whose_folder_becomes_a_file_says_that_all_is_lost(folder, capfd):
     assert "config.yaml could not be written, the run goes on: Not a directory" in out and "is written again" not in out
 
 
+@pytest.mark.thorough
 def test_a_run_whose_checkpoint_is_deleted_saves_it_again_and_ends_well(folder):
     fitting = trainer(lambda: shutil.rmtree(folder / "runs"))
     fitting.fit(tiny(lrl.PPO))

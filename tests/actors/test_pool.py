@@ -154,6 +154,7 @@ class Recording(LocalWorkers):
         return answer
 
 
+@pytest.mark.thorough
 def test_normalized_rewards_continue_the_returns_of_each_actor_in_a_resumed_run_too(monkeypatch, tmp_path):
     monkeypatch.setattr(experience, "make_workers", lambda build, config, network: Recording(build, config.num_actors, network))
     actors = {"num_actors": 2, "rollouts_per_batch": 1, "backend": "threads"}
@@ -178,6 +179,7 @@ def test_normalized_rewards_continue_the_returns_of_each_actor_in_a_resumed_run_
     assert torch.equal(one.running, other.running) and torch.equal(one.statistics.var, other.statistics.var)
 
 
+@pytest.mark.thorough
 def test_nan_of_an_actor_is_reported_and_counted(capsys):
     rows, kwargs = Rows(), {"door": "observation", "value": float("nan"), "at": 20}
     model = tiny(
@@ -205,6 +207,7 @@ def test_actors_warm_up_the_normalizer_for_the_requested_number_of_steps():
     assert model.network.normalizer.statistics[0].count.round() == 64 and model.env_steps == 96
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 @pytest.mark.parametrize("threaded", [True, False])
 def test_a_run_can_continue_with_a_thread_or_without(algorithm, threaded, tmp_path, capsys):

@@ -260,6 +260,7 @@ def test_weights_of_all_dtypes_are_shared():
     assert all(torch.equal(mine, other) for mine, other in zip(module.state_dict().values(), reader.state_dict().values(), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not FOLDER.exists(), reason="shared memory is elsewhere")
 def test_shared_memory_is_taken_at_once_and_too_little_for_a_network_is_an_error(monkeypatch):
     slot = Slot()

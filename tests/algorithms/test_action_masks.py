@@ -172,6 +172,7 @@ def test_a_replay_buffer_holds_the_masks_of_what_was_seen_and_of_what_came_next(
     assert truncated > 5 and terminated > 5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", [False, True])
 def test_sequences_hold_the_masks_of_all_their_slots(layout):
     iterations = Iterations()
@@ -414,6 +415,7 @@ def test_the_entropy_that_a_temperature_aims_at_can_be_had():
 # ---------------------------------------------------------------- files, policies and the command line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm, way", [(PPO, "key"), (DQN, "key"), (SAC, "info")])
 def test_a_policy_from_a_file_takes_the_mask_from_the_observation_or_as_an_argument(algorithm, way, tmp_path):
     model = tiny_choosy(algorithm, choosy("discrete", way))
@@ -443,6 +445,7 @@ def test_a_policy_from_a_file_takes_the_mask_from_the_observation_or_as_an_argum
         policy.act(rows if way == "info" else {"where": rows}, action_mask=np.ones((3, 3)))
 
 
+@pytest.mark.thorough
 def test_a_policy_of_parts_takes_masks_flat_or_as_a_tree(tmp_path):
     model = tiny_choosy(PPO, choosy("nested"))
     fit(model).save_checkpoint(tmp_path / "a.ckpt")
@@ -482,6 +485,7 @@ def test_a_model_of_an_environment_without_masks_is_not_trained_on_one_that_has_
         fit(tiny(PPO, spaces=model.spaces._replace(masked=True)))
 
 
+@pytest.mark.thorough
 def test_checkpoints_of_before_say_nothing_of_masks(tmp_path):
     fit(tiny(PPO)).save_checkpoint(tmp_path / "a.ckpt")
     checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)

@@ -47,6 +47,7 @@ def test_the_ratio_is_one_before_the_first_step_of_every_iteration(autoreset, en
     assert min(last for *_, last in deviation.values()) > 1e-4  # later minibatches meet a policy that has moved
 
 
+@pytest.mark.thorough
 @with_or_without_gradients
 def test_a_model_can_be_copied_and_pickled_after_a_run_and_the_copy_learns_on(algorithm):
     model = tiny(algorithm)

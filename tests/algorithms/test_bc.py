@@ -181,6 +181,7 @@ def test_masks_of_demonstrations_are_learned_with():
     fit(tiny(BehavioralCloning, "tests.environments:Choosy-v0", dataset=some))  # those without allow everything
 
 
+@pytest.mark.thorough
 def test_statistics_are_those_of_what_is_learned_from_and_nothing_is_stepped():
     def never() -> gym.Env:
         env = gym.make("CartPole-v1")
@@ -212,6 +213,7 @@ def test_the_value_function_does_not_learn_and_ppo_begins_with_the_policy(tmp_pa
 # ---------------------------------------------------------------- what a run counts
 
 
+@pytest.mark.thorough
 def test_a_run_counts_updates(tmp_path, capsys):
     model, trainer = cloned(tmp_path, checkpoint={"every_n_updates": 32, "keep": -1})
     out, folder = capsys.readouterr().out, trainer.run_folder
@@ -245,6 +247,7 @@ def test_other_demonstrations_are_learned_from_after_a_word(tmp_path, capsys):
     assert "demonstrations are shuffled again: the checkpoint has" in capsys.readouterr().out and model.updates == 50
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", [{"began": torch.zeros(3, dtype=torch.uint8)}, {"position": "x"}, {"past": math.nan}, {"num": None}])
 def test_a_checkpoint_with_another_thing_for_an_order_is_refused(part, tmp_path):
     _, trainer = cloned(tmp_path)
@@ -278,6 +281,7 @@ def test_validation_evaluates_all_held_back_data_like_one_minibatch():
     assert found["val/loss"] < 2 and 0 < entropy <= math.log(3) + 1e-6
 
 
+@pytest.mark.thorough
 def test_parts_of_an_action_are_logged_by_their_names():
     rows = Rows()
     model = tiny(BehavioralCloning, "tests.environments:Anything-v0", env={"kwargs": {"action": "nested"}}, learning_rate=0.0)
@@ -326,6 +330,7 @@ def test_wrong_settings_are_refused(settings, words):
         fit(tiny(BehavioralCloning, **settings))
 
 
+@pytest.mark.thorough
 def test_given_demonstrations_are_not_stored_and_a_name_is(tmp_path):
     model = tiny(BehavioralCloning, "CartPole-v1")
     assert model.hparams["dataset"] is None

@@ -30,7 +30,7 @@ def test_a_critic_that_a_subclass_builds_by_critic_settings_has_the_critics_own_
     assert tiny(SAC, BOX, net_arch=[8]).critic_settings["net_arch"] == [8]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "option",
     [

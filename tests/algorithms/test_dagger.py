@@ -70,7 +70,7 @@ def test_the_student_acts_and_its_weights_are_all_that_is_stored(teachers):
     assert set(model.state_dict()) == set(tiny(DAgger, teacher="nowhere", **REPLAY).state_dict())
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "option",
     [
@@ -88,16 +88,19 @@ def test_every_option_of_dagger_changes_what_is_learned(teachers, option):
     assert changed.shape != plain.shape or not torch.equal(changed, plain)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", [{"loss": "mse"}, {"action_dist": "tanh_normal"}, {"log_std_init": -1.0}], ids=str)
 def test_every_option_of_dagger_for_box_actions_changes_what_is_learned(teachers, option):
     assert not torch.equal(learned(teachers["box"], BOX, **option), learned(teachers["box"], BOX))
 
 
+@pytest.mark.thorough
 def test_the_first_steps_are_those_of_the_policy_or_random_ones(teachers):
     cartpole = teachers["cartpole"], "CartPole-v1"
     assert not torch.equal(learned(*cartpole, warmup="random"), learned(*cartpole))
 
 
+@pytest.mark.thorough
 def test_another_teacher_is_another_lesson(teachers):
     assert not torch.equal(learned(teachers["dqn"]), learned(teachers["choices"]))
 

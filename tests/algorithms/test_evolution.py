@@ -135,6 +135,7 @@ class PlayAgain(pl.Callback):
         self.network = deepcopy(pl_module.network)
 
 
+@pytest.mark.thorough
 def test_every_generation_begins_with_the_newest_weights():
     again = PlayAgain()
     train(callbacks=[again], learning_rate=0.1)
@@ -154,6 +155,7 @@ class Changes(pl.Callback):
             self.change(model.network.actor[0])
 
 
+@pytest.mark.thorough
 def test_a_layer_that_is_frozen_during_a_run_stays_and_the_others_learn_from_their_own_noise(monkeypatch):
     perturbed = []
     monkeypatch.setattr(
@@ -190,6 +192,7 @@ class Closing(Scripted):
         Closing.closed += 1
 
 
+@pytest.mark.thorough
 def test_environments_are_closed_after_a_run_and_after_an_exception():
     for error in (None, RuntimeError("in the middle")):
         model = EvolutionStrategies(Closing, episodes_per_generation=4, max_env_steps=20)
@@ -208,6 +211,7 @@ def test_a_generation_grows_by_whole_rounds_until_it_has_its_steps():
     assert [tuple(each.shape) for _, each in seen] == [(9, 2)]  # 24 steps a round of 4 each
 
 
+@pytest.mark.thorough
 def test_stragglers_are_cut_at_a_multiple_of_the_mean_length_of_the_generation_before():
     settings = {"episodes_per_generation": 20, "max_env_steps": 1500, "sigma": 0.5, "learning_rate": 0.1, "shaping": "centred_ranks"}
     seen, _ = lengths(env_id="CartPole-v1", max_length_ratio=1.5, **settings)
@@ -250,6 +254,7 @@ def test_training_can_begin_with_the_weights_of_ppo(tmp_path):
     assert torch.equal(weights(model), weights(ppo))
 
 
+@pytest.mark.thorough
 def test_lessons_follow_one_another(capsys):
     length = {"curriculum": [{"value": 1.0, "completion_criteria": {"threshold": 5, "min_lesson_length": 20}}, {"value": 2.0}]}
     rows = Rows()

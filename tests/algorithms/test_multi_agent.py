@@ -79,6 +79,7 @@ def different(one, other):
     return [name for name in weights if not torch.equal(weights[name], others[name])]
 
 
+@pytest.mark.thorough
 def test_iterations_have_their_own_length_and_a_batch_holds_those_that_are_full(tmp_path):
     items, model = Items(), made(a=A2C, b=PPO, max_env_steps=24)
     fit(model, tmp_path, items)
@@ -111,6 +112,7 @@ def test_a_behavior_learns_bit_for_bit_what_it_learns_without_the_others(tmp_pat
     assert different(alone.algorithms["a"], beside.algorithms["a"]) == []
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_the_precision_of_products_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_rl.training.learner.best_matmul", lambda modules, device: "medium")
     fit(made(max_env_steps=24), tmp_path)
@@ -270,6 +272,7 @@ def test_evaluate_shows_the_returns_of_each_behavior(tmp_path, capfd):
     assert lines[1:] == [success, "a: return 4.00", "b: return 8.00"]
 
 
+@pytest.mark.thorough
 def test_a_row_of_an_evaluation_has_the_return_of_each_behavior(tmp_path):
     rows = read_rows(fixed_pay(tmp_path) / "evaluations.csv")
     assert [(row["return"], row["a/return"], row["b/return"]) for row in rows] == [("6.0", "4.0", "8.0")] * 2
@@ -312,6 +315,7 @@ def own_run(tmp_path_factory):
     return trainer.run_folder / "checkpoints" / "last.ckpt"
 
 
+@pytest.mark.thorough
 def test_several_behaviors_take_lightnings_arguments_of_loading_as_one_algorithm_does(own_run):
     assert lrl.MultiAgent.load_from_checkpoint(own_run, weights_only=True).env_steps == 96
     for argument in ({"strict": False}, {"hparams_file": "hparams.yaml"}):
@@ -319,6 +323,7 @@ def test_several_behaviors_take_lightnings_arguments_of_loading_as_one_algorithm
             lrl.MultiAgent.load_from_checkpoint(own_run, **argument)
 
 
+@pytest.mark.thorough
 def test_a_run_of_a_users_subclass_loads_as_what_it_is_and_not_as_one_algorithm(own_run):
     assert type(lrl.MultiAgent.load_from_checkpoint(own_run)) is OwnMultiAgent
     assert lrl.load_policy(own_run, behavior="b").act(np.array([1, 2], np.float32))[0] in (0, 1)
@@ -516,6 +521,7 @@ class Hooked(lrl.A2C):
         self.keep("on_train_end", self.env_steps)
 
 
+@pytest.mark.thorough
 def test_hooks_of_a_learner_are_called_with_its_own_item(tmp_path):
     model = made(a=partial(Hooked, n_steps=4, **SMALL), b=PPO, max_env_steps=24)
     trainer = fit(model, tmp_path)
@@ -585,6 +591,7 @@ def test_each_hook_that_is_called_for_an_algorithm_alone_is_called_for_one_of_se
     assert alone == several and {"on_train_batch_end", "on_before_backward", "on_validation_end", "configure_model"} <= alone
 
 
+@pytest.mark.thorough
 def test_a_learner_that_asks_for_no_more_batches_ends_the_run(tmp_path):
     class Ends(lrl.A2C):
         def on_train_batch_start(self, batch, batch_idx):
@@ -698,6 +705,7 @@ def test_the_nans_in_a_row_of_a_frozen_behavior_are_counted_on_in_a_continued_ru
     assert counts == [66, 72, 78, 84, 90, 96]
 
 
+@pytest.mark.thorough
 def test_lines_about_a_learner_name_its_behavior(tmp_path, capsys):
     fit(made(), tmp_path)
     lines = capsys.readouterr().out.splitlines()

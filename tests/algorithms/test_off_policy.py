@@ -127,6 +127,7 @@ def test_the_density_of_an_action_is_that_in_unit_space():
     assert entropy == pytest.approx(by_integral.item(), abs=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 @pytest.mark.parametrize("ent_coef", [0.2, "auto"])
 def test_rescaling_the_action_space_changes_nothing_that_sac_learns(ent_coef):
@@ -143,7 +144,7 @@ def test_rescaling_the_action_space_changes_nothing_that_sac_learns(ent_coef):
         torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @every_algorithm
 @pytest.mark.parametrize("num_envs", [1, 2, 8])
 def test_an_environment_step_brings_an_update_whatever_the_number_of_environments(algorithm, num_envs):

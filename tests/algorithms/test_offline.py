@@ -70,7 +70,7 @@ def learned(algorithm, env_id=BOX, **settings):
     return torch.cat([torch.nn.utils.parameters_to_vector(part.parameters()).detach() for part in parts])
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "algorithm, name, given, value",
     [
@@ -169,6 +169,7 @@ def test_the_deviation_of_a_policy_is_cloned_too():
     assert (distribution.log_std.grad > 0).all()  # a smaller deviation would err less
 
 
+@pytest.mark.thorough
 def test_evaluations_are_announced_for_the_iterations_that_they_wait_for(capsys):
     model = tiny(IQL, BOX, updates_per_iteration=8)
     fit(model, callbacks=[EnvStepsProgressBar(), RolloutEvaluator(every_n_updates=5, episodes=1)], enable_progress_bar=True)

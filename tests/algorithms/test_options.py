@@ -397,7 +397,7 @@ def test_every_option_of_the_replay_buffer_is_tested():
     assert {field.name for field in fields(ReplayConfig)} == tested | REPLAY_WITHOUT_EFFECT
 
 
-@pytest.mark.variants("PPO-", "DQN-")
+@pytest.mark.variants("PPO-")
 @pytest.mark.parametrize(
     "algorithm, name",
     [
@@ -520,6 +520,7 @@ def test_the_storage_of_rows_does_not_change_what_is_learned(algorithm, tmp_path
     assert sizes[0] - sizes[1] == sizes[2] - sizes[3] == 16  # two observations of two float32 numbers lie elsewhere
 
 
+@pytest.mark.thorough
 @every_replaying_algorithm
 def test_steps_per_iteration_only_groups(algorithm):
     def run(steps_per_iteration: int) -> tuple[int, int, list[int]]:
@@ -536,6 +537,7 @@ def test_steps_per_iteration_only_groups(algorithm):
     assert run(1) == (24, 48, updates)  # an iteration is a step of each environment at least
 
 
+@pytest.mark.thorough
 def test_without_randomness_the_groups_change_no_weight():
     settings = {"action_noise": 0.0, "target_policy_noise": 0.0, "warmup": "policy"}
     first, *others = [tiny(TD3, steps_per_iteration=steps, **settings) for steps in (16, 2, 96)]

@@ -254,6 +254,7 @@ class Mixed(Crew):
         return super().step({agent: action["which"] for agent, action in actions.items()})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share_encoder", [True, False])
 def test_it_learns_from_pictures_with_choices_and_numbers(share_encoder):
     model = tiny(POCA, "tests.algorithms.test_poca.Mixed", share_encoder=share_encoder, encoder_features=8, ratio="per_part")
@@ -283,6 +284,7 @@ def test_a_group_is_paid_the_sum_or_the_mean_of_those_who_are_there(group_reward
     assert seen[0].returns.view(4, 2)[:, 0].tolist() == pytest.approx(expected, abs=0.21)
 
 
+@pytest.mark.thorough
 def test_a_last_sequence_that_is_shorter_is_filled_with_steps_that_do_not_count():
     model, seen = tiny(POCA, "tests.agents.Visited", memory=GRU(4, 3), batch_size=6, max_env_steps=60), []
     make = model.make_batch

@@ -113,7 +113,7 @@ FAST = {FAST_OF_VARIANTS, FAST_OF_OTHER_ACTIONS, "no value beyond a termination"
 SLOW = {
     *((name, "discrete") for name in ("double", "dueling", "n-step", "prioritized", "noisy", "C51", "transformed")),  # all at once has them
     *((name, "box") for name in ("A2C", "IMPALA")),  # PPO's distribution
-    ("SAC of continuous actions", "hybrid"),  # see test_mixed_actions.py
+    ("SAC of continuous actions", "hybrid"),  # see test_joint.py
     ("SAC with a function for noise", "box"),  # PPO's noise, in SAC's loss
     ("a subset of normalized critics", "box"),  # SAC's loss, normalized as that of CrossQ
 }
@@ -154,7 +154,7 @@ def rows():
                 yield pytest.param(name, learner, action, id=f"{learner}-{action}-{name}", marks=marks)
 
 
-@pytest.mark.variants("PPO-discrete", "DQN-discrete", "TD3-box-no value")
+@pytest.mark.variants("PPO-discrete")
 @pytest.mark.parametrize("name, learner, action", rows())
 def test_what_a_probe_teaches(name, learner, action):
     algorithm, settings, _, replays, _ = LEARNERS[learner]

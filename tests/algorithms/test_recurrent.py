@@ -155,7 +155,7 @@ def test_what_was_seen_a_step_before_is_acted_on(kind, algorithm, action):
     assert max(returns) < blind + 0.4 if kind is None else np.median(returns) > best - 0.15
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, SAC, *(pytest.param(each, marks=pytest.mark.slow) for each in (A2C, IMPALA, DQN, TD3))])
 @pytest.mark.parametrize("setting", [{"memory_size": 6}, {"sequence_length": 2}])
 def test_each_setting_of_a_memory_changes_what_is_learned(algorithm, setting):
@@ -235,7 +235,7 @@ def one_by_one(model, batch):
     return total
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("algorithm", "settings"), [*((each, {}) for each in ALL), (PPO, {"share_encoder": False})])
 def test_a_policy_from_a_file_remembers_from_call_to_call(algorithm, settings, tmp_path):
     model = tiny(algorithm, memory=MEMORIES[algorithm], **settings)

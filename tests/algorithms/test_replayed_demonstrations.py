@@ -104,6 +104,7 @@ def test_with_demonstrations_learning_can_begin_at_once(share):
     assert len(batches(model)) == 16
 
 
+@pytest.mark.thorough
 def test_another_share_changes_what_is_learned():
     def learned(share: float | None) -> torch.Tensor:
         model = tiny(DQN, replay={"demonstrations": shown(), "demonstration_share": share})
@@ -114,6 +115,7 @@ def test_another_share_changes_what_is_learned():
     assert [torch.equal(other, first) for other in others] == [True, False, False]
 
 
+@pytest.mark.thorough
 def test_what_signals_pay_for_demonstrations_is_what_they_make_of_them_now():
     replay = {"demonstrations": [episode(6)], "demonstration_share": 0.5}
     signals = {"extrinsic": {"scale": 2.0}, "curiosity": {"strength": 0.5}, "rnd": {}}
@@ -149,6 +151,7 @@ def trainer_in(folder: Any, **checkpoint: Any) -> Trainer:
     return Trainer(default_root_dir=folder, accelerator="cpu", evaluation=None, enable_progress_bar=False, checkpoint=config)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_takes_its_buffer_from_the_checkpoint(tmp_path, capsys):
     trainer_in(tmp_path).fit(tiny(DQN, max_env_steps=32, replay={"demonstrations": shown()}))
     capsys.readouterr()

@@ -36,6 +36,7 @@ def test_a_team_learns_to_press_its_buttons_together(run):
     assert model.num_envs == 16  # two rows for each of eight copies
 
 
+@pytest.mark.thorough
 def test_evaluations_play_both_teams_against_their_opponent(run):
     metrics = run[1].callback_metrics
     assert metrics["eval/mean_reward"] == 4 and metrics["eval/win_rate"] == 1  # a point in each of four steps

@@ -185,6 +185,7 @@ class Bad(Mortal):
         return obs, {agent: float("nan") if agent == "b" and self.t == 2 else reward for agent, reward in rewards.items()}, *others
 
 
+@pytest.mark.thorough
 def test_nan_names_the_agent_and_its_environment():
     with pytest.raises(NotFiniteError, match=r"^reward of agent b of environment 0 of Bad is nan at environment step"):
         fit(PPO(lambda: Bad(), n_steps=8, batch_size=8))

@@ -81,6 +81,7 @@ def test_the_dataset_holds_the_episodes_of_the_best_evaluation(datasets, paying)
     assert seen == [first, better, better, equal, best]  # of equal ones the newest, as best.ckpt
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on_after_nan_records_what_replaced_it(datasets, paying):
     assert paying(float("nan"), 2, on_nan="skip_update")[1] == [[(0, 0), (1, 2)]]
 
@@ -127,6 +128,7 @@ def test_wrappers_go_around_each_environment_the_last_one_outside():
     player.close()
 
 
+@pytest.mark.thorough
 def test_lessons_before_the_last_are_not_recorded(datasets):
     lessons = [{"value": 0.0, "completion_criteria": {"measure": "progress", "threshold": 0.6}}, {"value": 10.0}]
     model = tiny(PPO, "Pendulum-v1", env={"parameters": {"g": {"curriculum": lessons}}})
@@ -145,6 +147,7 @@ def test_a_run_without_evaluations_is_refused(datasets, tmp_path):
         trainer.fit(tiny(PPO, "CartPole-v1"))
 
 
+@pytest.mark.thorough
 def test_a_failing_disk_does_not_end_the_run(datasets, paying, monkeypatch, capsys):
     def refuse(*arguments, **settings):
         raise OSError(28, "No space left on device")
@@ -177,6 +180,7 @@ def test_of_a_loss_or_exploitability_the_least_is_the_best(datasets):
     assert found == [True, True, False]
 
 
+@pytest.mark.thorough
 def test_a_metric_that_evaluations_do_not_have_is_reported_with_the_nearest_name(datasets, paying):
     with pytest.raises(SettingError, match=r"RecordDemonstrations.monitor 'eval/mean_rewards' is not .* did you mean eval/mean_reward\?"):
         paying(1.0, 2.0, monitor="eval/mean_rewards")

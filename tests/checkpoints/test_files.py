@@ -266,6 +266,7 @@ def test_falling_back_is_reported_once_for_each_damage(tmp_path):
     assert [number(path, said) for _ in range(2)] == [0, 0] and len(said) == 2
 
 
+@pytest.mark.thorough
 def test_a_run_that_falls_back_reports_it_once(tmp_path, capfd):
     model = tiny(PPO, max_env_steps=32)
     every = CheckpointConfig(every_n_env_steps=16)

@@ -126,7 +126,7 @@ def test_a_callback_whose_name_begins_alike_is_not_self_play(content, tmp_path):
     assert check_fits(model(), tmp_path / "changed.ckpt") == 128
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("place", "value"),
     [

@@ -94,6 +94,7 @@ def in_one_vector(state):
     return {"state": {0: {"step": states[0]["step"], **moments}}, "param_groups": [state["param_groups"][0] | {"params": [0]}]}
 
 
+@pytest.mark.thorough
 def test_optimizers_with_one_vector_as_in_version_0_1_0_are_accepted(contents, models, tmp_path):
     for name, model in models.items():
         states = list(map(in_one_vector, contents[name]["optimizer_states"]))

@@ -133,6 +133,7 @@ def test_entities_and_goals_are_named_on_the_command_line(fit, folder, capfd):
     fit(f"evaluate --ckpt_path {checkpoint} --episodes 2")
 
 
+@pytest.mark.thorough
 def test_later_configs_win_and_options_win_over_those_before(folder, capfd):
     (folder / "a.yaml").write_text(
         "model: {class_path: PPO, init_args: {env: Acrobot-v1, n_steps: 32, gamma: 0.9}}\nevaluation: {episodes: 3}"
@@ -168,6 +169,7 @@ def test_reward_signals_are_merged_setting_by_setting_and_null_removes_one_or_al
     assert signals("--model.reward_signals null --model.reward_signals.curiosity.gamma 0.8") == {"curiosity": {"gamma": 0.8}}
 
 
+@pytest.mark.thorough
 def test_behavioral_cloning_is_set_and_removed_on_the_command_line(folder, capfd):
     (folder / "a.yaml").write_text("model: {class_path: PPO, init_args: {env: Acrobot-v1, behavioral_cloning: {demo_path: a/b-v0}}}")
     config = printed("fit --config a.yaml --model.behavioral_cloning.strength 0.5 --model.behavioral_cloning.steps 1e4", capfd)
@@ -177,6 +179,7 @@ def test_behavioral_cloning_is_set_and_removed_on_the_command_line(folder, capfd
     assert taken_back["model"]["init_args"]["behavioral_cloning"] is None
 
 
+@pytest.mark.thorough
 def test_null_resets_settings_of_the_replay_buffer(folder, capfd):
     named = "--model.replay.demonstrations a/b-v0 --model.replay.demonstration_share 0.5 --model.replay.directory rows"
     taken_back = named.replace("a/b-v0", "null").replace("0.5", "null").replace("rows", "null")
@@ -369,6 +372,7 @@ def test_evaluate_prints_the_share_of_successes_where_the_environment_reports_it
     assert "success 66.7%" in fit(command).splitlines()
 
 
+@pytest.mark.thorough
 def test_an_unknown_run_is_reported_with_the_existing_ones(fit, folder, capfd):
     fit(CARTPOLE)
     status, out, err = run(f"evaluate --ckpt_path {RUN}9", capfd)
@@ -453,6 +457,7 @@ def test_every_packaged_config_begins_with_a_comment_and_parses(folder, capfd):
         printed(f"fit --model {algorithm} --model.env.id CartPole-v1 " + " ".join(f"--config {name}" for name in names), capfd)
 
 
+@pytest.mark.thorough
 def test_an_option_changes_one_setting_of_one_behavior(folder, capfd):
     changed = "--model.behaviors.good.learner.learning_rate 1e-5 --model.behaviors.good.learner.init_args.replay.prioritized true"
     whole = "--model.behaviors.adversary.learner A2C --model.behaviors.adversary.learner.n_steps 7"

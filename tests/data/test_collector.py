@@ -286,6 +286,7 @@ def test_random_steps_see_only_experience_and_count_it(mode):
     assert two.collect().episode_start[0].all()
 
 
+@pytest.mark.thorough
 def test_policies_draw_the_same_actions_from_the_same_seed():
     def actions(seed: int) -> Tensor:
         torch.manual_seed(0)

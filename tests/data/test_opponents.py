@@ -207,6 +207,7 @@ def last_legal(obs, mask, random):
     return mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
 
 
+@pytest.mark.thorough
 def test_functions_are_opponents_wherever_a_path_is_and_a_checkpoint_stores_their_paths(tmp_path, capsys):
     def local(obs, mask, random):
         return np.argmax(mask, axis=1)

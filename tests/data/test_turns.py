@@ -190,6 +190,7 @@ def test_the_first_rows_of_a_turn_begin_new_episodes_with_an_empty_memory(tmp_pa
     assert first == [[True, True], [False, False]] * 8
 
 
+@pytest.mark.thorough
 def test_the_observations_of_a_turn_begin_where_its_episodes_do(tmp_path):
     class Times(pl.Callback):
         seen: ClassVar = []
@@ -234,6 +235,7 @@ def test_a_result_is_the_sign_of_the_difference_of_whole_episodes(tmp_path):
     assert noted.games[0] == Game(NEWEST, 0.0, "b", "a")
 
 
+@pytest.mark.thorough
 def test_ratings_of_a_turn_are_elos_by_hand(tmp_path):
     model = made(Payday, steps=12, past={"save_steps": 1000, "play_against_latest_model_ratio": 0.0, "initial_elo": 1200})
     fit(model, tmp_path)
@@ -316,7 +318,7 @@ def test_reward_scales_begin_again_with_a_turn(tmp_path):
     assert running.sizes == [0] * 8
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("on_nan", ["raise", "skip_update"])
 def test_on_nan_also_handles_nan_that_a_waiting_behavior_observes(tmp_path, on_nan):
     model = made(Broken, a=partial(PPO, on_nan=on_nan), b=partial(PPO, on_nan=on_nan), steps=24)

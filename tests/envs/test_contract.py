@@ -279,6 +279,7 @@ class Resets(Scripted):
         return super().reset(**arguments)
 
 
+@pytest.mark.thorough
 def test_an_error_in_reset_is_reported_with_the_environment():
     with pytest.raises(SettingError, match=r"^environment 0 of Resets raised RuntimeError: the level is locked \(test_contract\.py:\d+\)$"):
         fit(PPO(Resets, n_steps=8, batch_size=8, max_env_steps=64))

@@ -139,7 +139,7 @@ def test_masks_of_native_vector_environments_are_read(way):
     stepper.close()
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
 def test_the_row_of_a_lost_worker_has_the_mask_of_its_new_episode(way, autoreset):

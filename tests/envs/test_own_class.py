@@ -104,12 +104,14 @@ def test_an_evaluator_takes_a_class_or_an_id():
     assert lrl.RolloutEvaluator(env=Scripted).env.id is Scripted and lrl.RolloutEvaluator(env=PATH).env.id == PATH
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("env_id", ["gymnasium.envs.classic_control.cartpole.CartPoleEnv", "tests.environments.Scripted"])
 def test_a_file_may_name_an_environment_of_gymnasium_and_of_an_imported_module(env_id, folder):
     fit(tiny(lrl.PPO, env_id, max_env_steps=16)).save_checkpoint(folder / "a.ckpt")
     assert lrl.evaluate("a.ckpt", episodes=1, max_episode_steps=5)["episodes"] == 1
 
 
+@pytest.mark.thorough
 def test_a_file_may_not_name_other_classes_of_a_library(folder):
     fit(model := tiny(lrl.PPO, max_env_steps=16))
     for path in ("torch.nn.Linear", "gymnasium.vector.SyncVectorEnv"):

@@ -192,7 +192,7 @@ PARAMETERS_DRAWN = {"length": uniform(0.3, 3), "masscart": uniform(1, 2)}
 RANDOM = EnvConfig("CartPole-v1", num_envs=3, parameters=PARAMETERS_DRAWN, observe_parameters=True, max_episode_steps=12)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("autoreset", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
 def test_a_seed_draws_the_same_numbers_with_sync_and_async_and_different_ones_in_each_environment(autoreset):
     config = replace(RANDOM, autoreset=autoreset)
@@ -203,6 +203,7 @@ def test_a_seed_draws_the_same_numbers_with_sync_and_async_and_different_ones_in
     assert drawn == others_drawn and len(values) > 6 and len(set(values)) == len(values)
 
 
+@pytest.mark.thorough
 def test_another_seed_draws_other_numbers_unless_the_sampler_has_its_own():
     fixed = replace(RANDOM, parameters={"length": uniform(0.3, 3, seed=7)})
     one, other = ([each[0] for each in play(RANDOM, seed=seed)[1]] for seed in (3, 9))

@@ -148,6 +148,7 @@ def test_the_saved_states_of_two_runs_of_one_seed_are_equal(env):
     assert repr(states[0]) == repr(states[1])
 
 
+@pytest.mark.thorough
 def test_an_evaluation_repeats_and_a_run_that_draws_from_its_spaces_resumes_exactly():
     algorithm = PPO(env=LOTTERY, n_steps=4, batch_size=8, max_env_steps=16)
     fit(algorithm)

@@ -58,6 +58,7 @@ def test_a_video_has_a_frame_of_the_reset_and_of_each_step_and_even_sides(tmp_pa
     assert frames[-1].std() < 3  # the row and the column more are no border
 
 
+@pytest.mark.thorough
 def test_an_environment_without_a_frame_rate_has_thirty_a_second(tmp_path, monkeypatch):
     monkeypatch.setattr(Shades, "metadata", {"render_modes": ["rgb_array"]})
     env = RecordVideo(Shades(), iter([tmp_path / "a.mp4"]), 100)

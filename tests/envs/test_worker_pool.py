@@ -109,6 +109,7 @@ def test_a_failing_worker_loses_one_row_and_starts_a_new_episode(mode, fault):
     stepper.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_fails_when_episodes_end_loses_no_other_row(mode):
     stepper = faulty(mode)
@@ -147,7 +148,7 @@ def test_a_worker_that_fails_too_often_ends_the_run_with_one_line():
     with pytest.raises(SettingError) as error:
         stepper.step(np.array([0, 0, 1]))
     expected = "worker 2 of FaultyWorker-v0 failed more than 2 times in an hour; last: ValueError: the motor is hot"
-    assert re.fullmatch(rf"{expected} \(test_workers\.py:\d+\)", str(error.value))
+    assert re.fullmatch(rf"{expected} \(test_worker_pool\.py:\d+\)", str(error.value))
     stepper.close()
 
 
@@ -177,6 +178,7 @@ def test_more_workers_than_the_system_has_room_for_are_one_line_and_those_that_w
     assert not [child for child in multiprocessing.active_children() if child.name.startswith("environment-")]
 
 
+@pytest.mark.thorough
 def test_an_environment_that_cannot_be_reset_ends_the_run_with_one_line():
     config = EnvConfig("BrokenWorker-v0", 2, "async", max_restarts=3)
     stepper = make_stepper(make_vector_env(config), config)
@@ -189,6 +191,7 @@ def test_an_environment_that_cannot_be_reset_ends_the_run_with_one_line():
     stepper.close()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_between_two_steps_is_saved_in_its_new_episode():
     config = EnvConfig("CartPole-v1", 2, "async")
     stepper, other = (make_stepper(make_vector_env(config), config) for _ in range(2))
@@ -222,6 +225,7 @@ def test_a_run_survives_a_hundred_failures():
     stepper.close()
 
 
+@pytest.mark.thorough
 def test_closing_ends_frozen_and_dead_workers_too(monkeypatch):
     monkeypatch.setattr("lightning_rl.processes.CLOSE_TIMEOUT", 0.5)
     stepper = faulty()

@@ -131,6 +131,7 @@ def test_wrappers_that_a_setting_replaces_are_refused_with_it(form, name, argume
     assert len(str(error.value)) < 200
 
 
+@pytest.mark.thorough
 def test_workers_of_gymnasium_are_asked_too():
     envs = AsyncVectorEnv([partial(wrapped, wrappers.NormalizeObservation)] * 2)
     with pytest.raises(SettingError, match="normalize_obs: running"):
@@ -182,6 +183,7 @@ def test_statistics_that_no_longer_change_are_a_wrapper_like_any_other():
     assert line.startswith(RETURNS.format("NormalizeReward"))
 
 
+@pytest.mark.thorough
 def test_finding_out_does_not_step_a_ready_environment():
     envs = copies(CenteredCopies, of=partial(wrapped, Novelty))
     describe_wrappers(envs)
@@ -194,12 +196,14 @@ def test_an_environment_that_is_the_same_one_each_time_is_judged_by_its_classes(
     assert line.startswith(RETURNS.format("Halved"))
 
 
+@pytest.mark.thorough
 def test_a_run_says_it_at_its_start_once(capsys):
     fit(PPO(env=replace(PENDULUM, wrappers=[Novelty]), n_steps=8, batch_size=16, max_env_steps=32))
     out = capsys.readouterr().out
     assert out.count(RETURNS.format("Novelty")) == 1 and out.count(MEMORY.format("Novelty")) == 1
 
 
+@pytest.mark.thorough
 def test_an_evaluation_in_an_environment_of_its_own_says_it_too(capsys):
     algorithm = PPO(env=PENDULUM, n_steps=8, batch_size=16, max_env_steps=16)
     own = replace(PENDULUM, wrappers=[Halved])

@@ -181,6 +181,7 @@ def test_numbers_may_differ_by_a_hundred_thousandth_of_the_width_of_their_dimens
             check(changed(exact, lambda action, wrong=wrong: action - np.float32(wrong)), policy)
 
 
+@pytest.mark.thorough
 def test_one_other_choice_in_a_thousand_is_refused_unless_the_policy_has_no_preference():
     policy, exact = graph_of("discrete")
     assert check(changed(exact, lambda action: action), policy) == (1000, 0.0, 0.0, 0.0, 0)
@@ -252,6 +253,7 @@ def test_tensors_become_the_environments_actions_as_arrays_do(space, action_dist
     tree_map(same, arrays, tensors)
 
 
+@pytest.mark.thorough
 def test_the_suffix_implies_the_format_and_wrong_ones_are_refused(saved, tmp_path):
     checkpoint = saved()
     assert described(export_policy(checkpoint, tmp_path / "b.safetensors"))["format"] == "safetensors"
@@ -288,6 +290,7 @@ def test_a_missing_package_is_named_with_what_installs_it(package, format, saved
     )
 
 
+@pytest.mark.thorough
 def test_a_policy_that_cannot_be_traced_is_refused_in_one_line(saved, monkeypatch, capfd):
     checkpoint = saved()
 
@@ -323,6 +326,7 @@ def test_ports_of_the_same_name_get_numbers():
     assert unique(["action", "a.b", "a.b", "action", "a.b"]) == ["action", "a.b", "a.b_2", "action_2", "a.b_3"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "algorithm, env_id, found",
     [

@@ -359,6 +359,7 @@ def test_an_operator_that_unity_does_not_read_is_named_in_one_line(encoder, oper
     assert list(tmp_path.iterdir()) == [] and capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_the_command_writes_a_file_next_to_the_checkpoint(tmp_path, capfd):
     checkpoint = save(tiny(PPO, "tests.environments:Scripted-v0", max_env_steps=32), tmp_path / "best.ckpt")
     status, stdout, stderr = run(f"export --ckpt_path {checkpoint} --format unity --import tests.environments", capfd)

@@ -66,6 +66,7 @@ behaviors:
 """
 
 
+@pytest.mark.thorough
 def test_poca_is_a_config_that_trains(convert, tmp_path):
     text = convert(POCA_FILE, env_id="lightning_rl.envs.games.walkers")
     given = settings(text)

@@ -100,6 +100,7 @@ def test_a_checkpoint_cannot_name_a_class_of_a_library(folder):
         lrl.load_policy(folder / "bad.ckpt")
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_resumes_to_the_same_weights(folder):
     whole, first, second = (tiny(PPO, "CartPole-v1", encoder=Doubled) for _ in range(3))
     quiet = {"accelerator": "cpu", "evaluation": None, "enable_progress_bar": False}
@@ -231,6 +232,7 @@ class Dropping(nn.Module):
         return self.layers(obs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
 def test_an_encoder_with_statistics_of_batches_acts_in_one_environment_by_those_of_all_so_far(algorithm):
     model = tiny(algorithm, "CartPole-v1", encoder=Dropping, env={"num_envs": 1})
@@ -264,6 +266,7 @@ class Points(nn.Module):
         return self.layer(torch.cat([nn.functional.one_hot(obs["heading"].long(), 4), obs["speed"]], -1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 def test_choices_reach_it_as_integers_of_one_axis_in_acting_and_learning(algorithm):
     model = tiny(algorithm, encoder=Points, env={"id": Compass})

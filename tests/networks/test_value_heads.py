@@ -32,6 +32,7 @@ def test_streams_have_a_histogram_each_and_returns_beyond_it_are_cut():
     torch.testing.assert_close(head.loss(z, torch.tensor([[7.0, -7.0]])), torch.zeros(1, 2))
 
 
+@pytest.mark.thorough
 def test_the_loss_of_a_histogram_decides_nothing_by_numbers_so_that_it_can_be_compiled_and_a_gpu_goes_on():
     head = make_value_head("symlog", [-2, 3])
     z, returns = torch.linspace(-1, 1, 24).view(4, 6), torch.tensor([[0.5], [1e6], [-1e6], [0.0]])

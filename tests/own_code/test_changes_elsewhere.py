@@ -55,6 +55,7 @@ def cases(pairs, fast=()):
     return [pytest.param(*pair, marks=() if pair in fast else mark_of_run(*pair), id=f"{pair[0]}-{pair[1].__name__}") for pair in pairs]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "algorithm"), cases(THREADED, fast=[("a loss overridden", lrl.PPO)]))
 def test_what_acts_in_a_thread_is_what_learns(name, algorithm, monkeypatch, capsys):
     change, published, acted = RUNS[name], {}, {}

@@ -28,7 +28,7 @@ from tests.reports.folders import write_run
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch):
-    """Bootstraps of a fraction of the time; what they come to is the subject of test_statistics.py."""
+    """Bootstraps of a fraction of the time; what they come to is the subject of test_tables.py."""
     monkeypatch.setattr("lightning_rl.reports.tables.REPS", 50)
 
 
@@ -267,7 +267,7 @@ def test_real_runs_go_the_whole_way_however_they_were_started(folder, capfd):
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["$\\frac{$", "$$", "a\\$b$", "<i>$x$</i>", "{x:}%s", "Ω\udcff"], ids=ascii)
 def test_names_are_shown_as_they_are_whatever_their_letters(name, folder, capfd):
     write_run(folder / "one", {100: [1], 200: [2]}, encoder=name, env=f"{name}-v0")
@@ -278,6 +278,7 @@ def test_names_are_shown_as_they_are_whatever_their_letters(name, folder, capfd)
     assert escape(f"encoder={name}".replace("\udcff", "\\udcff")) in page
 
 
+@pytest.mark.thorough
 def test_a_dollar_is_no_formula_in_a_picture(folder, capfd):
     pixels = []
     for name in ("$a_b$", "a_b"):

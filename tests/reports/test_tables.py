@@ -50,6 +50,7 @@ def test_one_seed_has_no_interval():
     assert improvement_interval(np.array([2.0]), np.array([1.0, 2, 3])) is None
 
 
+@pytest.mark.thorough
 def test_the_probability_of_improvement_counts_pairs_with_ties_as_halves():
     from rliable import metrics
 

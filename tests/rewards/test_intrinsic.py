@@ -150,7 +150,7 @@ def test_known_observations_are_paid_less_than_new_ones(make):
     assert signal.reward(new).mean() > 3 * signal.reward(known).mean()
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{}, {"use_actions": True}, {"use_vail": True}, {"normalize": True}])
 def test_a_discriminator_learns_to_recognize_demonstrations(settings):
     torch.manual_seed(0)
@@ -399,7 +399,7 @@ def test_the_logged_return_is_that_of_the_environment(algorithm):
     assert others == pytest.approx(returns, abs=1.2) and others[-1] > 200
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @every_algorithm
 def test_a_signal_changes_what_is_learned_and_the_extrinsic_one_can_be_removed(algorithm):
     def learned(reward_signals):

@@ -454,6 +454,7 @@ def test_what_is_not_plain_cannot_be_shared(checkpoint, tmp_path):
         write_agent(tmp_path, stored)
 
 
+@pytest.mark.thorough
 def test_an_environment_that_others_cannot_build_is_refused(hub, folder):
     import gymnasium as gym
 

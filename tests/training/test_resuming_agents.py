@@ -58,7 +58,7 @@ CASES = [
 ]
 
 
-@pytest.mark.variants("PPO parallel", "PPO self-play parallel")
+@pytest.mark.variants("PPO self-play parallel")
 @pytest.mark.parametrize(("algorithm", "env_id", "settings"), CASES)
 def test_a_run_of_agents_that_was_stopped_and_continued_is_the_run_that_was_not(algorithm, env_id, settings, tmp_path, capsys):
     settings = dict(settings)

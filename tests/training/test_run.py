@@ -48,6 +48,7 @@ def test_a_run_ends_at_its_length_whatever_hook_a_subclass_overrides(algorithm):
     assert (model.env_steps, trainer.global_step, model.dataset) == (96, 6, None)
 
 
+@pytest.mark.thorough
 def test_a_subclass_adds_callbacks_to_those_of_the_algorithm():
     class Mine(SAC):
         def configure_callbacks(self):
@@ -97,6 +98,7 @@ class Taus(pl.Callback):
         self.seen.append([each.tau for each in trainer.callbacks if hasattr(each, "tau")])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [Trainer, pl.Trainer])
 def test_a_trainer_that_is_used_again_follows_the_second_model(kind, folder):
     taus = Taus()
@@ -271,6 +273,7 @@ def test_one_optimizer_where_several_are_needed_is_refused_in_one_line(algorithm
         fit(model)
 
 
+@pytest.mark.thorough
 def test_a_learning_rate_that_nothing_follows_is_named(capsys):
     for setting, line in ({"learning_rate": 1e-3}, 0.001), ({}, 0.0003):  # the default too
         fit(tiny(WithoutAScheduler, **setting))

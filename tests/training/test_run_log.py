@@ -57,7 +57,7 @@ def test_an_iteration_that_cannot_reach_the_next_row_calls_no_function():
     assert model.recorded == {"loss": [torch.tensor(2.0)]} and not model.run.log_rows.is_due(99)
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [PPO, *twins_slow(OFF_POLICY)])
 @pytest.mark.parametrize("log_interval", [1, 96])
 def test_no_batch_outlives_its_update(algorithm, log_interval):

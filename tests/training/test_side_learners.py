@@ -60,6 +60,7 @@ def test_with_offline_learning_one_minibatch_follows_each_update_and_steps_are_u
     assert "the policy imitates them over 48 updates" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("algorithm", "made"), [(PPO, 6 * 3 * (6 // 2)), (SAC, UPDATES[SAC])])
 def test_with_a_memory_a_pass_has_all_sequences(algorithm, made):
     """Six episodes of three steps are six sequences, two of which fill a minibatch of eight rows."""
@@ -90,7 +91,7 @@ def with_and_without_memory():
         yield pytest.param(algorithm, memory, marks=[] if fast else [pytest.mark.slow])
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(("algorithm", "memory"), with_and_without_memory())
 def test_a_policy_that_is_paid_nothing_learns_what_is_shown(algorithm, memory):
     settings = {"learning_rate": 0.01, "reward_signals": {"extrinsic": {"strength": 0.0}}, "net_arch": [16]}

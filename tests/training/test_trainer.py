@@ -259,6 +259,7 @@ def test_last_with_nothing_saved_starts_a_new_run_and_prints_so(fit, capsys):
     assert trainer.run_folder.name == "version_0" and trainer.global_step == 6
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(fit, folder):
     path = fit(A2C).run_folder / "checkpoints/last.ckpt"
     before = files(folder)
@@ -483,6 +484,7 @@ def test_a_run_prints_its_folder_and_no_progress_without_a_progress_bar(fit, cap
     assert not any("steps/s" in line or "evaluation at" in line for line in capsys.readouterr().out.splitlines())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("own", "env"), [(False, "Mine-v0"), (True, "CartPole-v1"), (True, "mine:Mine-v0")])
 def test_the_command_that_a_python_program_prints_imports_the_modules_that_it_needs(fit, folder, capsys, monkeypatch, own, env):
     (folder / "mine.py").write_text(MODULE)

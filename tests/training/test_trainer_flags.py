@@ -178,7 +178,7 @@ def test_a_compiled_module_is_refused_in_one_line(tmp_path):
         Trainer(default_root_dir=tmp_path, accelerator="cpu").fit(torch.compile(tiny(PPO)))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", [[], ["factor"], [{"note": EnvConfig("Pendulum-v1")}]])
 def test_a_subclass_may_save_its_hyperparameters_as_lightning_shows(given, tmp_path):
     class Saving(SAC):

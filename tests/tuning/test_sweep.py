@@ -18,7 +18,7 @@ def ends_of(parameter):
     return parameter.get("values") or [parameter["min"], parameter["max"]]
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(max(len(ends_of(each)) for each in SWEEP["parameters"].values())))
 def test_the_command_of_an_agent_is_accepted_by_fit(number, capfd):
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args  # takes seconds

@@ -408,7 +408,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process takes")
 @pytest.mark.parametrize("prioritized, layout", [(False, False), (False, True), (True, True)])
 def test_a_full_buffer_takes_no_more_memory_however_much_is_added(prioritized, layout):

@@ -774,7 +774,7 @@ def test_an_environment_that_breaks_the_interface_is_named_in_one_line(cls, line
         stepper.reset(0)
         for _ in range(4):
             stepper.step(np.zeros(stepper.num_envs, int))
-    assert re.sub(r" \(test_agents\.py:\d+\)$", "", str(raised.value)) == line
+    assert re.sub(r" \(test_stepper\.py:\d+\)$", "", str(raised.value)) == line
 
 
 class StateMember(Together):

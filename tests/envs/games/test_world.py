@@ -71,7 +71,7 @@ def flat(step):
     return tree_leaves(step._replace(info={}, final_obs=() if step.final_obs is None else step.final_obs))
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("env_id", "num_envs", "settings"),
     [
@@ -124,7 +124,7 @@ def test_where_all_learn_agents_are_rows_and_critics_that_see_all_have_single_co
     assert type(make_fitting_stepper(config, probe_spaces(config, "all"), 0).world) is SerialWorld
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("env_id", GAMES)
 def test_a_state_is_restored_in_the_middle_of_games(env_id):
     config = EnvConfig(env_id, num_envs=5)
@@ -199,6 +199,7 @@ def test_the_policy_plays_the_other_seats_of_all_copies():
     assert model.env_steps == 96 and model.num_envs == 2
 
 
+@pytest.mark.thorough
 def test_a_policy_is_evaluated_and_loaded_by_the_id(tmp_path):
     trainer = Trainer(default_root_dir=tmp_path, enable_progress_bar=False, accelerator="cpu")
     trainer.fit(

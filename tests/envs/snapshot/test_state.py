@@ -70,7 +70,7 @@ def test_restored_environments_continue_exactly(name, mode):
             assert is_continued(lambda config=config: make_vector_env(config), config, before) is None
 
 
-@pytest.mark.variants
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["CartPole", pytest.param("LunarLander", marks=pytest.mark.slow)])
 def test_restored_workers_continue_exactly_in_every_mode(name, mode):
