@@ -31,9 +31,14 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the cases of a test with `variants` as thorough, except those whose ids contain one of its words, or else its first."""
+    """Mark the cases of a test with `variants` as thorough, except those whose ids contain one of its words, or else its first.
+
+    A slow case of a thorough test is slow alone.
+    """
     tests = {}
     for item in items:
+        if item.get_closest_marker("slow"):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "thorough"]
         if item.get_closest_marker("variants") and not item.get_closest_marker("slow"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
@@ -57,6 +62,7 @@ def same_arithmetic():
     before = torch.get_float32_matmul_precision(), torch.get_num_threads()
     yield
     assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == before
+    torch.use_deterministic_algorithms(False)  # which Lightning leaves on after a Trainer with `deterministic`
 
 
 @pytest.fixture(autouse=True)

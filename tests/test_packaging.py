@@ -83,7 +83,7 @@ def test_type_checkers_and_editors_see_each_public_name_where_it_is_imported_fro
     assert {each.asname: node.module for node in block.body for each in node.names} == EXPORTS
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_users_file_is_checked_against_the_types_of_the_library(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(

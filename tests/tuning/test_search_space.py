@@ -188,7 +188,7 @@ GIVEN = {
 """What some algorithms need."""
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_all_values_of_a_packaged_space_are_permitted(name):
     given = GIVEN.get(name, ["--model.env.id=CartPole-v1"])

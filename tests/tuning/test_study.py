@@ -162,7 +162,7 @@ def test_a_study_of_failures_ends_with_the_error_of_the_last(folder, capfd):
     assert status == 2 and err.startswith("error: none of 1 trials is complete; the last failed: ") and "no more coins" in err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_study_begins_with_the_values_of_its_config_and_random_trials_are_drawn_anywhere(folder, capfd):
     options = (
         f"tune {PPO} --model.env.id CartPole-v1 --model.n_epochs 3 --model.learning_rate 0.0037 --space rates.yaml --trials 1 --confirm 0"
@@ -221,7 +221,7 @@ gym.register("Lucky-v0", f"{__name__}:Lucky")
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_trial_that_was_best_by_luck_is_found_out_by_new_seeds_as_is_one_that_fails_with_them(folder, capfd):
     (folder / "lucky.py").write_text(LUCKY)
     rewards = "{choices: [{reward: 1.0, luck: 2.0}, {reward: 1.8}, {reward: 2.0, fault: 2}]}"
@@ -410,7 +410,7 @@ def no_room(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_trial_is_pruned_in_the_seed_in_which_it_is_worse(seed, tmp_path):
     study, said = played(
@@ -420,7 +420,7 @@ def test_a_trial_is_pruned_in_the_seed_in_which_it_is_worse(seed, tmp_path):
     assert f"at 20% of seed {seed + 1};" in said[-1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_trial_that_begins_badly_is_not_pruned_in_the_first_fifth_of_any_seeds_run(seed, tmp_path):
     study, _ = played(
@@ -459,7 +459,7 @@ def test_a_trial_that_is_evaluated_as_nan_is_pruned_and_says_so(tmp_path):
     assert said[-1].startswith("trial 3: pruned with NaN at 20% of seed 1; ")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_draws_depend_on_the_seed_and_on_what_was_found_alone(folder, capfd):
     options = f"tune {PPO} --model.env.id CartPole-v1 --space rates.yaml --trials 2 --startup_trials 1 --pruner none --confirm 0"
     for name in ("one", "same"):
