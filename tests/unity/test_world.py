@@ -249,3 +249,11 @@ def test_settings_of_other_environments_are_refused(settings, words):
 def test_logs_have_a_folder_of_their_own_by_default(tmp_path):
     assert find_log_folder(None).is_dir()
     assert find_log_folder(str(tmp_path / "logs")) == tmp_path / "logs"
+
+
+def test_a_folder_of_logs_is_that_of_the_current_folder_and_made_again(tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert find_log_folder("logs") == tmp_path / name / "logs"
+        assert (tmp_path / name / "logs").is_dir()

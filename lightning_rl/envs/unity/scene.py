@@ -251,9 +251,14 @@ def behavior_of(agent: str) -> str:
 
 
 @cache
+def make_log_folder() -> Path:
+    """Return the folder of logs that have no other, one for each program."""
+    return Path(tempfile.mkdtemp(prefix="unity_players_"))
+
+
 def find_log_folder(given: str | None) -> Path:
     """Return the folder of the players' logs, which exists."""
-    folder = Path(tempfile.mkdtemp(prefix="unity_players_") if given is None else given).absolute()
+    folder = make_log_folder() if given is None else Path(given).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
