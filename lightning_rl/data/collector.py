@@ -424,9 +424,9 @@ class Collector:
         self._restarts = self._current is not None
 
     def metrics(self) -> dict[str, float]:
-        """Return means over the last 100 episodes, and `env/worker_restarts` if environments were restarted."""
+        """Return means over the last 100 episodes, what environments report, and `env/worker_restarts` if some were restarted."""
         restarts = {"env/worker_restarts": float(self.stepper.restarts)} if self.stepper.restarts else {}
-        return {**self.statistics.metrics(), **restarts}
+        return {**self.statistics.metrics(), **self.stepper.stats, **restarts}
 
     def take_notices(self) -> list[str]:
         """Return the lines for the user since the last call: about the environments, and about how actions are computed."""

@@ -25,6 +25,8 @@ class SharedStepper:
     """Presents a side of a world as the environments of a collector, whose steps are pushed: the joint dataset steps the world."""
 
     restarts, workers = 0, None
+    stats: ClassVar[Mapping[str, float]] = {}
+    """The world's, which the run has once."""
     opponent: SelfPlayOpponent | None = None
     """Plays the side while another behavior learns, if behaviors take turns."""
 
@@ -131,7 +133,7 @@ class JointCollector:
     def metrics(self) -> dict[str, float]:
         """Return the metrics of each behavior under its name, and the means over learning behaviors."""
         of_behaviors = {f"{name}/{key}": value for name, collector in self.collectors.items() for key, value in collector.metrics().items()}
-        return self.statistics.metrics() | of_behaviors
+        return self.statistics.metrics() | self.world.stats | of_behaviors
 
     def take_notices(self) -> list[str]:
         """Return nothing: each behavior has its own notices."""

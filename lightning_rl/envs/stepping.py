@@ -9,6 +9,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -45,6 +46,9 @@ class Stepper:
 
     Its environments mask actions if `masked` is true or their spaces contain masks.
     """
+
+    stats: ClassVar[Mapping[str, float]] = {}
+    """Metrics that environments report themselves: none."""
 
     def __init__(
         self,

@@ -274,6 +274,7 @@ class Reach:
         for body in self.bodies:
             if body.age and (math.dist(body.place, body.target) < 0.1 or body.age == 50):
                 self.academy.put(body.behavior, body.id, self.see(body), body.reward, True, body.age == 50)
+                self.academy.channels.add_stat("arrives", float(body.age != 50))
                 self.start(body)
             self.academy.put(body.behavior, body.id, self.see(body), body.reward, mask=self.mask(body))
             body.reward = 0.0
@@ -395,7 +396,10 @@ class Ball:
 
 
 class Listed:
-    """Sends the messages of `--script`, a list in JSON: each a mapping of behaviors to agents `[id, observation, keywords of put]`."""
+    """Sends the messages of `--script`, a list in JSON: each a mapping of behaviors to agents `[id, observation, keywords of put]`.
+
+    Among the keywords may be `stats`, which the scene then reports.
+    """
 
     def __init__(self, academy, args):
         self.academy, self.messages = academy, json.loads(args.script)
@@ -407,7 +411,10 @@ class Listed:
 
     def step(self):
         for behavior, agents in next(self.left, self.messages[-1]).items():
-            for agent_id, seen, more in agents:
+            for agent_id, seen, given in agents:
+                more = {name: value for name, value in given.items() if name != "stats"}
+                for stat in given.get("stats", ()):
+                    self.academy.channels.add_stat(*stat)
                 self.academy.put(behavior, agent_id, [vector(seen, "seen")], **more)
         return True
 

@@ -53,6 +53,7 @@ def test_ppo_trains_and_the_policy_is_evaluated(scene, folder, capsys):
         f"evaluate it: lightning-rl evaluate --ckpt_path {run.relative_to(folder)}/checkpoints/best.ckpt --episodes 100 --env unity:Reach"
         in out
     )
+    assert 0 <= float(read_rows(run / "metrics.csv")[-1]["scene/arrives"]) <= 1
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["env"]["id"] == "unity:Reach"
     assert main(["evaluate", "--ckpt_path", str(run), "--episodes=20", "--env={id: unity:Reach, kwargs: {log_folder: logs}}"]) == 0
     assert "over 20 episodes" in capsys.readouterr().out

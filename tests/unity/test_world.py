@@ -47,6 +47,34 @@ def step(stepper):
     return stepper.step(np.zeros((stepper.num_envs, 1), dtype=np.float32))
 
 
+def test_statistics_of_a_scene_are_metrics_as_it_wants_them_combined(opened):
+    mean, last, total = 0, 1, 2
+    stepper = opened(
+        [agent(7, 1)],
+        [agent(7, 2, stats=[["height", 2.0, mean], ["level", 1.0, last], ["goals", 1.0, total]])],
+        [agent(7, 3, stats=[["height", 4.0, mean], ["level", 3.0, last], ["goals", 5.0, total], ["goals", 0.5, total]])],
+        [agent(7, 4)],
+    )
+    stepper.reset(seed=0)
+    assert stepper.stats == {}
+    step(stepper)
+    assert stepper.stats == {"scene/height": 2.0, "scene/level": 1.0, "scene/goals": 1.0}
+    for _ in range(2):
+        step(stepper)
+    assert stepper.stats == {"scene/height": 3.0, "scene/level": 3.0, "scene/goals": 6.5}
+
+
+@pytest.mark.thorough
+def test_the_mean_of_a_statistic_is_that_of_its_last_hundred_values(opened):
+    stepper = opened([agent(7, 1)], [agent(7, 1, stats=[["height", 101.0, 0]])], [agent(7, 1, stats=[["height", 1.0, 0]])])
+    stepper.reset(seed=0)
+    for _ in range(100):
+        step(stepper)
+    assert stepper.stats == {"scene/height": 2.0}
+    step(stepper)
+    assert stepper.stats == {"scene/height": 1.0}
+
+
 @pytest.mark.thorough
 def test_an_agent_that_ends_and_asks_in_one_message_keeps_its_row(opened):
     stepper = opened(

@@ -33,7 +33,7 @@ class WorldStepper:
     def __init__(self, world: World, num_envs: int) -> None:
         self.world, self.side, self.num_envs = world, world.sides[SIDE], num_envs
         self.name, self.can_be_saved, self.close, self.set_lessons = world.name, world.can_be_saved, world.close, world.set_lessons
-        self.notices = world.notices
+        self.notices, self.stats = world.notices, world.stats
         self.labels: list[str] = []
         """Names of the rows in messages, if they are the same agents in all episodes."""
 

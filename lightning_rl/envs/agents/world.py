@@ -208,6 +208,8 @@ class World:
         self.settings, self.can_be_saved = settings, can_be_saved
         self.restarts, self.notices = 0, list[str]()
         """Number of restarts of copies that failed, and a line for the user about each."""
+        self.stats: dict[str, float] = {}
+        """Metrics that the environments report themselves."""
         self.sides = {side: Side(name, side, spaces, num_copies) for side, spaces in sides.items()}
         self.all = np.arange(num_copies)
         self.lengths = np.zeros(num_copies, dtype=np.int64)

@@ -1,5 +1,6 @@
 """Scenes of Unity as a world: the agents of each player are rows."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -16,6 +17,8 @@ from lightning_rl.processes import FailureLimit
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Info, State, Tree, tree_index, tree_map, tree_stack
 
+RECENT = 100
+"""Number of latest values of a statistic over which its mean is taken."""
 RESTART_PATIENCE = 1.0
 """Seconds in which a player that failed must end before it is killed."""
 
@@ -49,6 +52,8 @@ class UnityWorld(World):
                 self.counts[name] = self.counts.get(name, 0) + 1
         self.finals: dict[str, dict[int, Ended]] = {name: {} for name in self.sides}
         """The last messages of agents whose episodes the last step ended, by side and row."""
+        self.reported: dict[str, deque[float]] = {}
+        """The latest values of statistics that scenes report, whose mean is a metric."""
         self.lost: set[int] = set()
         """Players that were started again in the last step."""
         self.is_fresh = True
@@ -104,7 +109,23 @@ class UnityWorld(World):
                 self.scenes[e].wait()
             except PlayerError as error:
                 self._restart(e, error)
+        self._read_stats()
         return {name: self._read_moves(name, copies) for name in self.sides}, np.zeros(len(copies), dtype=bool)
+
+    def _read_stats(self) -> None:
+        """Read what scenes reported: the mean of the latest values, the last one, or the sum since the start, as they want it."""
+        for scene in self.scenes:
+            for name, value, kind in scene.player.stats:
+                metric = f"scene/{name}"
+                if kind == "sum":
+                    self.stats[metric] = self.stats.get(metric, 0.0) + value
+                elif kind == "last":
+                    self.stats[metric] = value
+                else:
+                    latest = self.reported.setdefault(metric, deque(maxlen=RECENT))
+                    latest.append(value)
+                    self.stats[metric] = float(np.mean(latest))
+            scene.player.stats.clear()
 
     def _restart(self, e: int, error: PlayerError) -> None:
         """Start a player that failed again. Raises `WorkerError`: it failed too often."""
