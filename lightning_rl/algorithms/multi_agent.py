@@ -18,13 +18,14 @@ from lightning_rl.config_files import Plain
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.shared import JointDataset
 from lightning_rl.envs.agents.stepper import Opponent
+from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSetting, EnvSource, as_config, count_envs
 from lightning_rl.envs.stepping import make_world
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.fields import as_integer
 from lightning_rl.spaces import Spaces, to_plain
 from lightning_rl.training.arguments import plain
-from lightning_rl.training.behaviors import as_behavior, build_algorithm, describe_learner, find_sides
+from lightning_rl.training.behaviors import as_behavior, build_algorithm, describe_learner, find_sides, with_roles
 from lightning_rl.training.hooks import RunModule, call_hook
 from lightning_rl.training.loading import stored_name
 from lightning_rl.training.run import Run
@@ -69,11 +70,13 @@ class MultiAgent(RunModule):
         check_range("max_env_steps", max_env_steps, 1, whole=True)
         if log_interval is not None:
             check_range("log_interval", log_interval, 0, open_low=True)
-        self.env: EnvSource = as_config(env)
+        self.env: EnvSource = None if env is None and spaces is not None else as_config(env)  # type: ignore[assignment]  # None: only to act
         self.max_env_steps, self.log_interval = max_env_steps, log_interval
         self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
+        if spaces is None:
+            chosen = {name: with_roles(behavior, self.env, self.sides[name]) for name, behavior in chosen.items()}
         algorithms = {
-            name: build_algorithm(name, behavior, self.sides[name], self.num_envs, max_env_steps) for name, behavior in chosen.items()
+            name: build_algorithm(name, behavior, self.sides[name], self._share_env(), max_env_steps) for name, behavior in chosen.items()
         }
         self.algorithms: Mapping[str, Algorithm] = nn.ModuleDict(algorithms)  # type: ignore[assignment]
         """The algorithm of each behavior, frozen or not."""
@@ -100,6 +103,12 @@ class MultiAgent(RunModule):
         self.save_hyperparameters(
             {"env": plain(self.env), "behaviors": plans, "max_env_steps": max_env_steps, "log_interval": log_interval}
         )
+
+    def _share_env(self) -> SharedEnv | None:
+        """Return the environment of one algorithm, None if they are loaded only to act."""
+        if self.env is None:
+            return None
+        return SharedEnv(self.num_envs, getattr(self.env, "name", "the environment"), getattr(self.env, "is_unity", False))
 
     @property
     def learners(self) -> Mapping[str, Algorithm]:
@@ -137,6 +146,8 @@ class MultiAgent(RunModule):
     # ---------------------------------------------------------------- experience
 
     def experience(self) -> JointDataset:
+        if self.env is None:
+            raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
         world = make_world(self.env, self.sides, self.global_rank * self.num_envs if self.has_trainer else 0)
         datasets = {name: learner.build_side(world.sides[name], name in self.frozen) for name, learner in self.run.all.items()}
         lengths: list[Any] = [datasets[name].collector.n_steps * self.num_envs * self.world_size for name in self.learners]

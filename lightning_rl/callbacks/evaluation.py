@@ -178,6 +178,8 @@ class RolloutEvaluator(pl.Callback):
             if self.is_off:
                 more = "best.ckpt follows training's return; for evaluations set evaluation.every_n_env_steps"
                 return algorithm.say(f"no evaluations: {env.name} plays no episodes from seeds; {more}")
+            if not algorithm.spaces.agents:
+                raise SettingError("evaluation: a scene with a policy for each behavior plays no episodes; leave every_n_env_steps out")
             if env.name == EDITOR:
                 raise SettingError("evaluation: Unity's editor is one player, which trains; evaluate the run when it has ended")
         for line in () if self.env is None else describe_wrappers(self.env):

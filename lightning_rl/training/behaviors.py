@@ -26,9 +26,10 @@ from lightning_rl.dotted_paths import check_function, check_module
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
-from lightning_rl.envs.config import EnvSource
+from lightning_rl.envs.config import EnvConfig, EnvSource
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import closing_env
+from lightning_rl.envs.unity.scene import behavior_of, find_behaviors, find_roles
 from lightning_rl.errors import SettingError, check_names, closest, nearest
 from lightning_rl.fields import as_settings, settings_of
 from lightning_rl.networks.acting import VisiblePolicy
@@ -95,7 +96,7 @@ class FrozenPolicy:
         self.algorithm = choose_behavior(RunModule.load_from_checkpoint(checkpoint), behavior)
         self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
 
-    def __call__(self, env: SharedEnv, *, spaces: Spaces, max_env_steps: int) -> LearningModule:
+    def __call__(self, env: SharedEnv | None, *, spaces: Spaces, max_env_steps: int) -> LearningModule:
         stored = self.algorithm
         if (stored.spaces.observation, stored.spaces.action) != (spaces.observation, spaces.action):
             raise SettingError(f"{self.checkpoint} was trained with other observations or actions than these agents have")
@@ -166,6 +167,8 @@ def find_sides(env: EnvSource, behaviors: Mapping[str, Behavior]) -> dict[str, S
     Raises `SettingError`: an agent has no behavior or two, agents of one behavior have different spaces, a pattern matches no agent, or
     agents take turns.
     """
+    if isinstance(env, EnvConfig) and env.is_unity:
+        return find_unity_sides(env, behaviors)
     with closing_env(make_env(env)) as built:
         one = built.unwrapped
         if not isinstance(one, AgentsEnv):
@@ -175,21 +178,54 @@ def find_sides(env: EnvSource, behaviors: Mapping[str, Behavior]) -> dict[str, S
                 f"MultiAgent: the agents of {one.name} take turns and cannot all learn at the same time; use one algorithm for them"
             )
         built.reset(seed=0)
-        for name, pattern in ((name, pattern) for name, behavior in behaviors.items() for pattern in behavior.patterns):
-            if not any(fnmatchcase(agent, pattern) for agent in one.agents):
-                none = f"behavior {name}: agents {pattern!r} matches none of the environment's agents"
-                raise SettingError(none + nearest(pattern, one.agents))
-        chosen = {name: behavior.choose(one.agents) for name, behavior in behaviors.items()}
-        for agent in one.agents:
-            owners = [name for name, agents in chosen.items() if agent in agents]
-            if len(owners) != 1:
-                whose = f"has {len(owners)} behaviors, {' and '.join(owners)}" if owners else "has no behavior"
-                raise SettingError(f"agent {agent} {whose}: `agents` of the behaviors must name each agent once")
-        for name, agents in chosen.items():
-            if not agents:
-                raise SettingError(f"behavior {name} has no agents; those of the environment are {', '.join(one.agents)}")
+        chosen = match_agents(behaviors, one.agents)
         sides = {name: one.spaces_of(agents, f"behavior {name}")._replace(agents=tuple(agents)) for name, agents in chosen.items()}
         return {name: one.with_joint(spaces, behaviors[name].joint) for name, spaces in sides.items()}
+
+
+def find_unity_sides(env: EnvConfig, behaviors: Mapping[str, Behavior]) -> dict[str, Spaces]:
+    """Return what `find_sides` does, for a scene of Unity."""
+    found = [(agent, spaces._replace(agents=())) for spaces in find_behaviors(env).values() for agent in spaces.agents]
+    sides = {}
+    for name, agents in match_agents(behaviors, [agent for agent, _ in found]).items():
+        if behaviors[name].joint:
+            raise SettingError(f"behavior {name}: agents of {env.name} come and go by themselves, so critic_obs cannot see them jointly")
+        spaces, *others = (spaces for agent, spaces in found if agent in agents)
+        if any(other != spaces for other in others):
+            raise SettingError(f"behavior {name}: its agents have different observations or actions")
+        teams = {agent.rpartition("/")[0] for agent in agents}
+        for agent, _ in found:
+            if agent.rpartition("/")[0] in teams and agent not in agents:
+                raise SettingError(f"behavior {name}: {agent} is missing; the agents of a team share their policy in a scene of Unity")
+        sides[name] = spaces._replace(agents=tuple(agents))
+    return sides
+
+
+def match_agents(behaviors: Mapping[str, Behavior], agents: Sequence[str]) -> dict[str, list[str]]:
+    """Return the agents of each behavior. Raises `SettingError` as `find_sides` does."""
+    for name, pattern in ((name, pattern) for name, behavior in behaviors.items() for pattern in behavior.patterns):
+        if not any(fnmatchcase(agent, pattern) for agent in agents):
+            none = f"behavior {name}: agents {pattern!r} matches none of the environment's agents"
+            raise SettingError(none + nearest(pattern, agents))
+    chosen = {name: behavior.choose(agents) for name, behavior in behaviors.items()}
+    for agent in agents:
+        owners = [name for name, own in chosen.items() if agent in own]
+        if len(owners) != 1:
+            whose = f"has {len(owners)} behaviors, {' and '.join(owners)}" if owners else "has no behavior"
+            raise SettingError(f"agent {agent} {whose}: `agents` of the behaviors must name each agent once")
+    for name, own in chosen.items():
+        if not own:
+            raise SettingError(f"behavior {name} has no agents; those of the environment are {', '.join(agents)}")
+    return chosen
+
+
+def with_roles(behavior: Behavior, env: EnvSource, spaces: Spaces) -> Behavior:
+    """Return a behavior whose learner knows which observations of a scene of Unity are entities and goals, unless it was told."""
+    if behavior.frozen or not (isinstance(env, EnvConfig) and env.is_unity):
+        return behavior
+    given = getattr(behavior.learner, "keywords", {})
+    roles = find_roles(env, behavior_of(spaces.agents[0])).items()
+    return replace(behavior, learner=partial(behavior.learner, **{role: names for role, names in roles if names and role not in given}))
 
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "train_dataloader", "prepare_data")
@@ -214,18 +250,18 @@ def check_learner(name: str, learner: LearningModule) -> None:
             raise SettingError(f"{line}; override it in a subclass of MultiAgent")
 
 
-def build_algorithm(name: str, behavior: Behavior, spaces: Spaces, num_envs: int, max_env_steps: int) -> Any:
+def build_algorithm(name: str, behavior: Behavior, spaces: Spaces, env: SharedEnv | None, max_env_steps: int) -> Any:
     """Build the algorithm of a behavior. Raises `SettingError`: it cannot be one of several.
 
     Args:
         spaces: those of its agents.
-        num_envs: copies of the shared environment.
+        env: the shared environment; None: it is loaded only to act.
         max_env_steps: steps of the shared environment.
     """
     with torch.random.fork_rng(devices=[]):  # behaviors do not affect each other's random numbers
         torch.manual_seed(seed_of(name))
         try:
-            algorithm = behavior.learner(SharedEnv(num_envs), spaces=spaces, max_env_steps=max_env_steps * spaces.rows)
+            algorithm = behavior.learner(env, spaces=spaces, max_env_steps=max_env_steps * spaces.rows)
         except SettingError as error:
             raise type(error)(f"behavior {name}: {error}") from error
     check_learner(name, algorithm)

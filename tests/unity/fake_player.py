@@ -231,7 +231,8 @@ class Reach:
     """Agents in the plane see (place, target) and move by their action; the reward is the distance gained, and 1 on arrival.
 
     `--kind`: discrete has five moves, of which a step off the field is forbidden; hybrid chooses an axis and a length; visual shows a
-    picture, `[H, W, C]` with hwc; goals tells the target as a goal, and as one of a list; team is played by agents of two teams.
+    picture, `[H, W, C]` with hwc; goals tells the target as a goal, and as one of a list; team is played by agents of two teams, pair by
+    those of two behaviors.
     """
 
     moves = (0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)
@@ -239,9 +240,9 @@ class Reach:
     def __init__(self, academy, args):
         self.academy, self.random, self.kind = academy, random.Random(academy.init.seed), args.kind
         spec = {"discrete": (0, (5,)), "hybrid": (1, (2, 2))}.get(args.kind, (2, ()))
-        teams = 1 + (args.kind == "team")
-        academy.specs |= {f"Reach?team={team}": spec for team in range(teams)}
-        self.bodies = [Body(f"Reach?team={number % teams}") for number in range(args.count or 16)]
+        names = {"team": ["Reach?team=0", "Reach?team=1"], "pair": ["Reach?team=0", "Chase?team=0"]}.get(args.kind, ["Reach?team=0"])
+        academy.specs |= dict.fromkeys(names, spec)
+        self.bodies = [Body(names[number % len(names)]) for number in range(args.count or 16)]
         for number, body in enumerate(self.bodies):
             body.id = number
 

@@ -16,6 +16,7 @@ import yaml
 import lightning_rl as lrl
 from lightning_rl.cli.main import main
 from lightning_rl.envs.unity.scene import KEPT
+from lightning_rl.errors import SettingError
 from lightning_rl.exporting.formats import open_session
 from lightning_rl.loggers import read_rows
 from tests.apart import Apart, read
@@ -273,3 +274,83 @@ def test_ppo_learns_to_reach(scene, folder, capsys, seed):
     metrics = (folder / "runs" / "PPO" / "Reach" / "version_0" / "metrics.csv").read_text().splitlines()
     column = metrics[0].split(",").index("rollout/ep_rew_mean")
     assert float(metrics[-1].split(",")[column]) >= 1.7
+
+
+PAIR = json.dumps(
+    {
+        "reach": {"agents": "Reach/*", "learner": {"class_path": "PPO", "init_args": {"n_steps": 16, "batch_size": 64}}},
+        "chase": {"agents": ["Chase/*"], "learner": {"class_path": "SAC", "init_args": {"learning_starts": 64, "train_freq": 8}}},
+    }
+)
+
+
+@pytest.mark.thorough
+def test_two_behaviors_of_a_scene_have_policies_of_their_own(scene, folder, capsys):
+    own = [*scene("--kind", "pair"), "--model=MultiAgent", f"--model.behaviors={PAIR}"]
+    assert fit(own, "--model.log_interval=16", steps=64) == 0
+    out = capsys.readouterr().out
+    run = folder / "runs" / "MultiAgent" / "Reach" / "version_0"
+    (*_, last) = read_rows(run / "metrics.csv")
+    assert last["env_steps"] == "64"
+    assert float(last["reach/train/n_updates"]) > 0 < float(last["chase/train/n_updates"])
+    assert "scene/arrives" in last
+    for name in ("Reach", "Chase"):
+        assert f"for Unity: {run.relative_to(folder)}/unity/{name}.onnx" in out
+        assert (run / "unity" / f"{name}.onnx").stat().st_size > 1000
+    loaded = lrl.MultiAgent.load_from_checkpoint(run / "checkpoints" / "last.ckpt", max_env_steps=128)
+    with pytest.raises(SettingError, match="this algorithm was loaded without an environment; pass env= to train it"):
+        lrl.Trainer(default_root_dir=folder, evaluation=None, logger=False).fit(loaded)
+    again = f"--config {run}/config.yaml --ckpt_path last --trainer.run_name version_0 --model.max_env_steps 96"
+    assert main(["fit", *again.split()]) == 0
+    assert "environments start new episodes: unity:Reach cannot be saved in the middle of an episode" in capsys.readouterr().out
+    assert read_rows(run / "metrics.csv")[-1]["env_steps"] == "96"
+
+
+@pytest.mark.thorough
+def test_a_behavior_of_several_knows_its_entities_and_goals(scene, folder):
+    learner = {"class_path": "PPO", "init_args": {"n_steps": 16}}
+    own = [*scene("--kind", "goals"), "--model=MultiAgent", f"--model.behaviors={json.dumps({'all': {'agents': '*', 'learner': learner}})}"]
+    assert fit(own, steps=16) == 0
+    run = lrl.MultiAgent.load_from_checkpoint("runs/MultiAgent/Reach/version_0/checkpoints/last.ckpt")
+    assert (run.algorithms["all"].entities, run.algorithms["all"].goals) == (["obs_2"], ["obs_1"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("agents", "options", "line"),
+    [
+        ({"reach": "Reach/*"}, "", "agent Chase/0/0 has no behavior"),
+        (
+            {"all": ["Reach/*", "Chase/*"], "none": "Nobody/*"},
+            "",
+            "behavior none: agents 'Nobody/*' matches none of the environment's agents",
+        ),
+        (
+            {"one": "Reach/0/0", "rest": ["Reach/0/[1-9]", "Chase/*"]},
+            "",
+            "behavior one: Reach/0/1 is missing; the agents of a team share their policy in a scene of Unity",
+        ),
+        (
+            {"all": "*"},
+            "--model.behaviors.all.learner=POCA",
+            "behavior all: POCA does not read the groups of Unity's agents yet; use PPO",
+        ),
+        (
+            {"all": "*"},
+            "--model.behaviors.all.learner.self_play={}",
+            "behavior all: self_play: all teams of unity:Reach learn at the same time; leave it out",
+        ),
+        (
+            {"all": "*"},
+            "--evaluation.every_n_env_steps=100",
+            "evaluation: a scene with a policy for each behavior plays no episodes; leave every_n_env_steps out",
+        ),
+    ],
+)
+def test_behaviors_that_do_not_fit_a_scene_are_one_line(scene, capsys, agents, options, line):
+    behaviors = json.dumps({name: {"agents": patterns, "learner": "PPO"} for name, patterns in agents.items()})
+    own = [*scene("--kind", "pair"), "--model=MultiAgent", f"--model.behaviors={behaviors}"]
+    assert fit(own, *options.split(), steps=64) == 2
+    err = capsys.readouterr().err.strip()
+    assert line in err
+    assert "\n" not in err

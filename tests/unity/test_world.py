@@ -175,7 +175,9 @@ def test_two_teams_of_a_behavior_are_rows_of_one_policy(opened):
 @pytest.mark.thorough
 def test_one_of_several_behaviors_is_chosen(opened):
     both = {"Push?team=0": [agent(0, 1)], "Pull?team=0": [agent(1, 2)]}
-    with pytest.raises(SettingError, match=r"the scene has the behaviors Pull and Push: choose one with env.kwargs.behavior"):
+    with pytest.raises(
+        SettingError, match=r"the scene has the behaviors Pull and Push: choose one with env.kwargs.behavior, or train each with MultiAgent"
+    ):
         opened(both)
     stepper = opened(both, {"Push?team=0": [agent(0, 1)], "Pull?team=0": []}, both, kwargs={"behavior": "Pull"})
     assert stepper.reset(seed=0)[0].tolist() == [[2]]

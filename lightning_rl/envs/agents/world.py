@@ -163,9 +163,14 @@ def gather_parameters(infos: Mapping[int, Info], num: int) -> Info:
 
 @dataclass(eq=False)
 class SharedEnv:
-    """The `env` of an algorithm whose behavior shares a world with others. During a run, `side` is its side of the world."""
+    """The `env` of an algorithm whose behavior shares a world with others. During a run, `side` is its side of the world.
+
+    name: of the world.  is_unity: whether it is a scene of Unity.
+    """
 
     num_envs: int
+    name: str = "the environment"
+    is_unity: bool = False
     side: Side | None = field(default=None, repr=False)
 
 

@@ -277,34 +277,51 @@ def key_of(config: EnvConfig) -> str:
     return json.dumps([config.name, config.kwargs, config.parameters], sort_keys=True, default=str)
 
 
-def find_spaces(config: EnvConfig) -> Spaces:
-    """Open the scene in its first player, which then waits for the run, and return the spaces of the agents that learn.
+def find_behaviors(config: EnvConfig) -> dict[str, Spaces]:
+    """Open the scene in its first player, which then waits for the run, and return the spaces of each behavior that learns.
 
-    Raises `SettingError`: several behaviors could learn, or the chosen one is not there.
+    Raises `SettingError`: the teams of a behavior have different ones.
     """
     scene = KEPT.get(key_of(config)) or Scene(config, launched_rank() * config.num_envs)
     try:
         turn = scene.wait_for_first()
-        names = [name for name, agents in turn.asking.items() if agents.ids and scene.is_learner(name)]
-        behaviors = sorted({known_as(name) for name in names})
-        if len(behaviors) > 1:
-            raise SettingError(f"the scene has the behaviors {' and '.join(behaviors)}: choose one with env.kwargs.behavior")
-        specs = {scene.player.specs[name] for name in names}
-        if len(specs) > 1:
-            raise SettingError(f"the teams of {behaviors[0]} have different observations or actions")
+        teams: dict[str, list[str]] = {}
+        for name in sorted(turn.asking):
+            if turn.asking[name].ids and scene.is_learner(name):
+                teams.setdefault(known_as(name), []).append(name)
+        found = {}
+        for behavior, names in teams.items():
+            specs = {scene.player.specs[name] for name in names}
+            if len(specs) > 1:
+                raise SettingError(f"the teams of {behavior} have different observations or actions")
+            (spec,) = specs
+            agents = [seat_name(name, seat) for name in names for seat in range(scene.settings.seats or len(turn.asking[name].ids))]
+            found[behavior] = Spaces(observation_space(spec), action_space(spec), bool(spec.branches), tuple(agents))
     except BaseException:
         scene.player.close()
         raise
     KEPT[key_of(config)] = scene
-    (spec,) = specs
-    agents = tuple(seat_name(name, seat) for name in sorted(names) for seat in range(scene.settings.seats or len(turn.asking[name].ids)))
-    return Spaces(observation_space(spec), action_space(spec), bool(spec.branches), agents)
+    return found
 
 
-def find_roles(config: EnvConfig) -> dict[str, list[str]]:
-    """Return the observations that are lists of `entities`, and those that describe `goals`, of a scene whose spaces were just found."""
+def find_spaces(config: EnvConfig) -> Spaces:
+    """Return the spaces of the only behavior that learns, see `find_behaviors`. Raises `SettingError`: there are several."""
+    found = find_behaviors(config)
+    if len(found) > 1:
+        KEPT.pop(key_of(config)).player.close()
+        ways = "choose one with env.kwargs.behavior, or train each with MultiAgent"
+        raise SettingError(f"the scene has the behaviors {' and '.join(found)}: {ways}")
+    (spaces,) = found.values()
+    return spaces
+
+
+def find_roles(config: EnvConfig, behavior: str | None = None) -> dict[str, list[str]]:
+    """Return the observations that are lists of `entities`, and those that describe `goals`, of a scene whose spaces were just found.
+
+    `behavior`: one of those that learn; None: the only one.
+    """
     scene = KEPT[key_of(config)]
-    spec = next(spec for name, spec in scene.player.specs.items() if scene.is_learner(name))
+    spec = next(spec for name, spec in scene.player.specs.items() if scene.is_learner(name) and behavior in (None, known_as(name)))
     names = ["obs"] if len(spec.observations) == 1 else [f"obs_{i}" for i in range(len(spec.observations))]
     named = list(zip(names, spec.observations, strict=True))
     lists = [name for name, observation in named if len(observation.shape) == 2]
