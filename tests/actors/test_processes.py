@@ -101,6 +101,7 @@ def test_each_call_is_answered_once_and_calls_of_one_worker_in_their_order(worke
     assert [answer.value for answer in ask(workers, (0, "who"), (1, "who"))] in ([(0, 0), (1, 0)], [(1, 0), (0, 0)])
 
 
+@pytest.mark.thorough
 def test_large_arrays_come_through_shared_memory_and_belong_to_the_caller(workers):
     arrays = {"a": np.arange(100_000, dtype=np.float32), "b": (np.ones((3, 5), dtype=bool), "text")}
     first, second = (ask(workers, (0, "say", arrays))[0].value for _ in range(2))
@@ -250,6 +251,7 @@ def test_half_written_weights_are_read_again():
     assert found == [5] and torch.equal(reader.weight, module.weight)
 
 
+@pytest.mark.thorough
 def test_weights_of_all_dtypes_are_shared():
     module = torch.nn.BatchNorm1d(3)
     module.double()

@@ -42,6 +42,7 @@ def test_evaluations_play_both_teams_against_their_opponent(run):
     assert metrics["eval/mean_reward"] == 4 and metrics["eval/win_rate"] == 1  # a point in each of four steps
 
 
+@pytest.mark.thorough
 def test_games_between_teams_are_rated(run):
     metrics = run[1].callback_metrics
     assert metrics["self_play/snapshots"] > 5 and {"self_play/elo", "self_play/rating"} <= metrics.keys()

@@ -76,6 +76,7 @@ def test_a_run_leaves_the_file_that_unity_runs(scene, folder, capsys):
     assert np.abs(action - expected).max() < 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)])
 def test_a_run_that_is_stopped_leaves_the_file_too(scene, folder, number, status):
     options = "--model=PPO --model.n_steps=16 --model.log_interval=256 --model.compile=false --model.max_env_steps=10000000"
@@ -92,6 +93,7 @@ def test_a_run_that_is_stopped_leaves_the_file_too(scene, folder, number, status
     assert (run / "unity" / "Reach.onnx").is_file()
 
 
+@pytest.mark.thorough
 def test_logs_of_players_are_in_the_folder_of_the_run(scene, folder):
     scene()
     assert fit(["--model.env.id=unity:Reach"], "--model.n_steps=16", steps=1024, num_envs=2) == 0
@@ -124,6 +126,7 @@ def test_another_rank_opens_a_player_of_its_own(scene, folder, monkeypatch):
     assert [path.name for path in (folder / "logs").iterdir()] == ["Player-2.log"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("begins", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["in a run", "before it"])
 def test_ctrl_c_while_the_editor_is_waited_for_ends_at_once(folder, begins):
     with socket.socket() as free:
