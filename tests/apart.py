@@ -158,6 +158,8 @@ def become(arguments: list[str], folder: str, env: dict[str, str], streams: list
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that a shell runs in its background, or nohup, has both ignored
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     random.seed()
     np.random.seed()
     if "OMP_NUM_THREADS" in env:

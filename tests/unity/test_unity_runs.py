@@ -127,7 +127,7 @@ def test_another_rank_opens_a_player_of_its_own(scene, folder, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("begins", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["in a run", "before it"])
+@pytest.mark.parametrize("begins", [True, False], ids=["in a run", "before it"])
 def test_ctrl_c_while_the_editor_is_waited_for_ends_at_once(folder, begins):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
