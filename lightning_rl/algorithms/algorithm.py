@@ -104,7 +104,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
     encoder: str = "auto"
     """Image encoder: auto, mlp, simple, nature_cnn, resnet, match3 or fully_connected; or your own class, see docs/your_own.md."""
     encoder_features: int = 512
-    """Width of the encoding."""
+    """Width of an encoded image."""
     entities: list[str] | None = None
     """Observations that are sets of entities, `Box(max_n, features)`, by paths such as `robot.arm`; zeros are padding."""
     goals: list[str] | None = None

@@ -72,8 +72,10 @@ class MultiAgent(RunModule):
             check_range("log_interval", log_interval, 0, open_low=True)
         self.env: EnvSource = None if env is None and spaces is not None else as_config(env)  # type: ignore[assignment]  # None: only to act
         self.max_env_steps, self.log_interval = max_env_steps, log_interval
-        self.sides = find_sides(self.env, chosen) if spaces is None else dict(spaces)
-        if spaces is None:
+        if spaces is not None:
+            self.sides = dict(spaces)
+        else:
+            self.sides = find_sides(self.env, chosen)
             chosen = {name: with_roles(behavior, self.env, self.sides[name]) for name, behavior in chosen.items()}
         algorithms = {
             name: build_algorithm(name, behavior, self.sides[name], self._share_env(), max_env_steps) for name, behavior in chosen.items()
