@@ -283,7 +283,7 @@ def fit_theirs(python: str, executable: Path, seed: int) -> tuple[float, float, 
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
         seconds = time.perf_counter() - start
-    rows = re.findall(r"Step: (\d+)\. Time Elapsed: ([\d.]+) s\. Mean Reward: (-?[\d.]+)", done.stdout)
+    rows = re.findall(r"Step: (\d+)\. Time Elapsed: (\d+\.\d+) s\. Mean Reward: (-?\d+\.\d+)", done.stdout)
     if not rows or int(rows[-1][0]) < TRAINED_STEPS:
         raise SystemExit(done.stdout[-3000:])
     return seconds, float(rows[-1][1]), float(rows[-1][2])
