@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 import threading
 import time
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BETWEEN_LINES = 60.0
 """Between lines of progress in a log file."""
 BAR_WIDTH = 12
+VALUE_COLUMN = 16
+"""Where the values of the summary begin, also in the further lines of a long one."""
 
 
 def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
@@ -68,6 +71,11 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
         *describe_returns(trainer, algorithm),
         f"  folder        {getattr(trainer, 'run_folder', trainer.default_root_dir) or 'none'}",
     ]
+
+
+def wrap_summary(line: str, width: int) -> str:
+    """Break a line of the summary between its words, and continue it below its value."""
+    return textwrap.fill(line, width, subsequent_indent=" " * VALUE_COLUMN, break_long_words=False, break_on_hyphens=False)
 
 
 def describe_returns(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
@@ -164,8 +172,9 @@ class EnvStepsProgressBar(ProgressBar):
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
         self.started = self.shown_at = self.began_at = time.monotonic()
         self.first, self.updates = pl_module.count, pl_module.updates
+        width = self.console.width if self.console.is_terminal or in_notebook() else None  # lines of a log file stay whole
         for line in describe_run(trainer, pl_module):
-            self.print(line)
+            self.print(line if width is None else wrap_summary(line, width))
         if not self.enabled:
             return
         self.metrics = describe_metrics(pl_module)
@@ -249,7 +258,7 @@ class EnvStepsProgressBar(ProgressBar):
     def cell(self, algorithm: AlgorithmRun, activity: Sequence[str] = ()) -> dict[str, str]:
         """Return the bar of a notebook, in HTML and as text."""
         text, done = self.text(algorithm, activity=activity), min(algorithm.run.count_so_far, algorithm.length)
-        bar = f'<progress value="{done}" max="{algorithm.length}" style="width: 12em"></progress>'
+        bar = f'<progress value="{done}" max="{algorithm.length}" style="width: 12em; vertical-align: middle"></progress>'
         return {"text/html": f"{bar} {html.escape(text)}", "text/plain": text}
 
     def teardown(self, trainer: pl.Trainer, pl_module: AlgorithmRun, stage: str) -> None:

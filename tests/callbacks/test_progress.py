@@ -129,6 +129,34 @@ def test_a_run_begins_with_what_it_is(capsys):
     ]
 
 
+def summary_on(screen, is_notebook, monkeypatch):
+    """Return the lines that a run prints before its bar."""
+    monkeypatch.setattr("lightning_rl.callbacks.progress.in_notebook", lambda: is_notebook)
+    monkeypatch.setattr("IPython.display.display", lambda *shown, **settings: SimpleNamespace(update=lambda *shown, **settings: None))
+    bar = EnvStepsProgressBar()
+    bar.console = screen
+    run(bar)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.file.getvalue()).splitlines()
+    return [line.rstrip() for line in lines[: next(number for number, line in enumerate(lines) if line.startswith("  folder"))]]
+
+
+@pytest.mark.parametrize(
+    ("width", "returns"),
+    [
+        (60, ["training: the last 100 episodes, as", "explored; evaluations: the newest weights,", "the most likely actions"]),
+        (80, ["training: the last 100 episodes, as explored; evaluations: the", "newest weights, the most likely actions"]),
+        (200, ["training: the last 100 episodes, as explored; evaluations: the newest weights, the most likely actions"]),
+    ],
+)
+@pytest.mark.parametrize("is_notebook", [False, True])
+def test_a_summary_breaks_between_words_and_continues_below_its_value(is_notebook, width, returns, monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=not is_notebook, width=width, soft_wrap=True, highlight=False)
+    lines = summary_on(screen, is_notebook, monkeypatch)
+    first, *others = returns
+    assert lines[-len(returns) :] == [f"  returns       {first}", *(" " * 16 + other for other in others)]
+    assert all(len(line) <= width for line in lines)
+
+
 def test_several_evaluators_are_announced_with_all_their_episodes(capsys):
     evaluators = [RolloutEvaluator(episodes=1), RolloutEvaluator(episodes=2)]
     fit(tiny(PPO, max_env_steps=16), callbacks=[EnvStepsProgressBar(), MultiEvaluator(evaluators)], enable_progress_bar=True)
