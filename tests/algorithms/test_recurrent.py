@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from lightning_rl import A2C, DQN, GRU, IMPALA, LSTM, PPO, SAC, TD3, Demonstration, RolloutEvaluator, SettingError, Trainer, load_policy
 from lightning_rl.networks.acting import reset_memory
 from lightning_rl.types import tree_index, tree_leaves, tree_map, tree_stack
+from tests.command_line import run
 from tests.fitting import ALL, OFF_POLICY, fit, tiny, twins_slow, weights
 
 KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
@@ -267,6 +270,19 @@ def test_settings_made_in_python_and_read_from_a_file_are_the_same():
         stored = tiny(PPO, memory=memory).hparams["memory"]
         assert stored == {"class_path": "LSTM", "init_args": {"memory_size": 6, "sequence_length": 4, "burn_in": 0}}
     assert tiny(PPO).hparams["memory"] is None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_dqn_learns_with_its_defaults_and_a_memory_that_is_named_on_the_command_line_or_in_a_config(in_a_file, folder, capfd):
+    settings = {"env": {"id": "CartPole-v1"}, "memory": "LSTM", "max_env_steps": 120}
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"model": {"class_path": "DQN", "init_args": settings}}))
+    named = "--model DQN --model.env.id CartPole-v1 --model.memory LSTM --model.max_env_steps 120"
+    quiet = "--evaluation null --trainer.enable_progress_bar false --trainer.accelerator cpu"
+    assert run(f"fit {'--config mine.yaml' if in_a_file else named} {quiet}", capfd)[0] == 0
+    with next(folder.rglob("metrics.csv")).open() as file:
+        losses = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+    assert losses and np.isfinite(losses).all()
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), [(PPO, {}), (SAC, {}), (DQN, {}), (TD3, {})])

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+import yaml
 
 import lightning_rl as lrl
 from lightning_rl import BehavioralCloning, BestModel, EvolutionStrategies, MultiAgent, SettingError, StopOnEvaluation
 from lightning_rl.callbacks.protocols import callbacks_of
+from tests.command_line import TINY
+from tests.command_line import run as command_line
 from tests.fitting import fit, tiny
 
 QUIET = {"enable_progress_bar": False, "accelerator": "cpu", "default_root_dir": "runs"}
@@ -91,6 +94,21 @@ def test_evaluations_have_the_new_value_and_best_is_judged_at_it(folder):
     )  # the value that was set when it was saved
     assert lrl.evaluate(model, episodes=2)["length_mean"] == 3 and lrl.make_env(model).reset()[0].tolist() == [0, 0]
     assert model.hparams["env"]["parameters"] == {"period": 9}  # `config.yaml` repeats the run
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_a_callback_that_is_named_on_the_command_line_or_in_a_config_sets_it(in_a_file, folder, capfd):
+    path = f"{__name__}.Longer"
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": path, "init_args": {"step": 2}}]}}))
+    callback = "--config mine.yaml" if in_a_file else f"--trainer.callbacks+={path} --trainer.callbacks.step 2"
+    parameters = "--model.env.id tests.environments.Scripted --model.env.parameters '{period: 3}'"
+    evaluation = "--evaluation.every_n_env_steps 32 --trainer.enable_progress_bar false"
+    assert command_line(f"fit {TINY} {parameters} {evaluation} {callback}", capfd)[0] == 0
+    assert evaluations("runs") == [3, 3, 5, 5]
+    last = next(Path("runs").rglob("last.ckpt"))
+    status, out, _ = command_line(f"evaluate --import tests --ckpt_path {last} --episodes 2", capfd)
+    assert status == 0 and "length 7" in out
 
 
 @pytest.mark.thorough

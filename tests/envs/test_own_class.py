@@ -22,6 +22,7 @@ from lightning_rl.training.arguments import describe_unnamed
 from tests.command_line import TINY, run, run_python
 from tests.environments import Scripted
 from tests.fitting import fit, tiny
+from tests.videos import read
 
 PAGE = Path(__file__).parents[2] / "docs" / "your_own.md"
 PATH = "tests.environments.Scripted"
@@ -165,6 +166,37 @@ def test_the_command_line_and_a_config_take_the_path_of_a_class_or_function(env_
     assert run(f"fit {more}", capfd)[0] == 0
     resume = f"--config {best.parents[1] / 'config.yaml'} --ckpt_path last --trainer.run_name version_0 --model.max_env_steps 128"
     assert run(f"fit {resume}", capfd)[0] == 0
+
+
+ROOM = """
+from my_envs import Corridor
+import numpy as np
+
+
+class Room(Corridor):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, length=3, render_mode=None):
+        super().__init__(length)
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((16, 16, 3), 200, np.uint8)
+"""
+
+
+@pytest.mark.thorough
+def test_a_class_is_recorded_from_its_checkpoint_alone(my_envs, capfd, monkeypatch):
+    (my_envs / "my_rooms.py").write_text(ROOM)
+    monkeypatch.delitem(sys.modules, "my_rooms", raising=False)
+    quiet = "--trainer.enable_progress_bar false --evaluation null"
+    assert run(f"fit {TINY} {quiet} --model.env.id my_rooms.Room --model.env.max_episode_steps 5", capfd)[0] == 0
+    last = next(Path("runs").rglob("last.ckpt"))
+    status, out, err = run(f"record --import my_rooms --ckpt_path {last} --episodes 2", capfd)
+    assert (status, err) == (0, "")
+    lengths = [int(length) for length in re.findall(r"episode_\d\.mp4: return .*, length (\d), ", out)]
+    frames = [len(read(last.parents[1] / "videos" / f"episode_{number}.mp4")[1]) for number in (0, 1)]
+    assert len(lengths) == 2 and frames == [length + 1 for length in lengths]
 
 
 SCRIPT = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gymnasium as gym
 import pytest
+import torch
 import yaml
 from gymnasium.envs.registration import EnvSpec
 
@@ -57,6 +58,26 @@ def test_the_command_prints_a_config_that_fit_reads(folder, capfd):
     status, out, err = run("fit --config cartpole.yaml --print_config", capfd)
     assert (status, err) == (0, "")
     assert settings(out)["clip_range"] == {"schedule": "linear", "start": 0.2, "end": 0}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("expression", "actor", "critic"),
+    [("dict(pi=[64], vf=[256])", [(64, 4), (2, 64)], [(256, 4), (1, 256)]), ("dict(vf=[64])", [(2, 4)], [(64, 4), (1, 64)])],
+)
+def test_widths_of_policy_and_value_reach_the_networks_of_a_run(expression, actor, critic, folder, capfd):
+    (folder / "ppo.yml").write_text(f'CartPole-v1: {{n_timesteps: 64, n_steps: 16, policy_kwargs: "dict(net_arch={expression})"}}')
+    status, out, err = run("import-zoo ppo.yml CartPole-v1", capfd)
+    assert (status, err) == (0, "")
+    (folder / "mine.yaml").write_text(out)
+    quick = "--model.batch_size 16 --evaluation null --trainer.accelerator cpu --trainer.enable_progress_bar false"
+    assert run(f"fit --config mine.yaml {quick}", capfd)[0] == 0
+    learned = torch.load(next(folder.rglob("last.ckpt")), weights_only=True)["state_dict"]
+    for part, widths in {"actor": actor, "critic": critic}.items():
+        shapes = [
+            tuple(weight.shape) for name, weight in learned.items() if name.startswith(f"network.{part}.") and name.endswith("weight")
+        ]
+        assert shapes == widths
 
 
 def test_cartpole_of_ppo_is_what_the_file_says():
@@ -282,6 +303,8 @@ def test_policies_are_expressions_that_are_read_and_not_run():
         ("[]", [], ""),
         ("dict(pi=[64], vf=[64])", [64], ""),
         ("dict(pi=[64])", {"pi": [64], "vf": []}, ""),
+        ("dict(vf=[64])", {"pi": [], "vf": [64]}, ""),
+        ("[dict(vf=[64])]", {"pi": [], "vf": [64]}, ""),
         ("dict(pi=[64, 32], vf=[16])", {"pi": [64, 32], "vf": [16]}, ""),
         ("[128, dict(pi=[64], vf=[32])]", {"pi": [128, 64], "vf": [128, 32]}, "shared by policy and value there, two networks here"),
         ("[128, dict(pi=[64], vf=[64])]", [128, 64], "shared by policy and value there, two networks here"),
