@@ -3,13 +3,10 @@
 `discount` is γ · (not terminated), `carry` is 0 where an episode ended, `next_value` is the value of the true successor.
 """
 
-from typing import TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-
-Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, carry: Tensor, gae_lambda: float) -> Tensor:
@@ -95,17 +92,13 @@ def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
 
 
 def _reverse_scan(x: Tensor, decay: Tensor) -> Tensor:
-    """Compute y_t = x_t + decay_t y_{t+1} over the first dimension."""
-    if type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(_doubling(x.numpy(), decay.to(x.dtype).expand_as(x).numpy()))  # numpy calls cost less
-    return _doubling(x, decay.expand_as(x))
-
-
-def _doubling(x: Array, decay: Array) -> Array:
-    """Scan in ⌈log₂ T⌉ vectorized rounds; the window doubles each round."""
-    y, decay, window = x + 0, decay + 0, 1
+    """Compute y_t = x_t + decay_t y_{t+1} over the first dimension, in ⌈log₂ T⌉ vectorized rounds; the window doubles each round."""
+    as_arrays = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    y, decay, window = x + 0, (decay.to(x.dtype) if as_arrays else decay).expand_as(x) + 0, 1
+    sums: Any = y.numpy() if as_arrays else y  # numpy calls cost less, and write into the tensors
+    weights: Any = decay.numpy() if as_arrays else decay
     while window < len(x):
-        y[:-window] += decay[:-window] * y[window:]
-        decay[:-window] = decay[:-window] * decay[window:]
+        sums[:-window] += weights[:-window] * sums[window:]
+        weights[:-window] = weights[:-window] * weights[window:]
         window *= 2
     return y

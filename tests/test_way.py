@@ -25,7 +25,7 @@ def load_way():
 MOST = {
     "PPO": (15, 59),
     "SAC": (19, 76),
-    "MultiAgent": (25, 102),
+    "MultiAgent": (24, 101),
     "POCA": (23, 91),
     "setting in Python": (31, 100),
     "setting on the command line": (41, 148),

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from lightning_rl.data.collector import Collector, Ends, Stepped, Unroll
+from lightning_rl.data.collector import Collector
 from lightning_rl.data.episodes import Finished
 from lightning_rl.data.opponents import seat_opponents
+from lightning_rl.data.rollout import Ends, Stepped, Unroll
 from lightning_rl.envs.config import EnvSource, count_envs
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.stepping import make_fitting_stepper
@@ -125,7 +126,7 @@ class BuildActor:
         stepper = make_fitting_stepper(self.env, self.spaces, first=self.first + index * count_envs(self.env))
         seat_opponents(stepper, network)  # type: ignore[arg-type]
         seed = int(np.random.SeedSequence([self.seed, index, restarts]).generate_state(1)[0]) // 2
-        return Actor(Collector(stepper, self.spaces, network, self.n_steps, seed, next_obs=self.next_obs))  # type: ignore[arg-type]
+        return Actor(Collector(stepper, self.spaces, network, self.n_steps, seed, next_obs=self.next_obs))
 
 
 def from_plain(saved: tuple[Any, ...]) -> ActorResult:

@@ -13,8 +13,9 @@ from lightning_rl.actors.actor import Lessons, from_plain
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.actors.workers import Answer, Workers
 from lightning_rl.checkpoints.validation import GENERATOR, Rules
-from lightning_rl.data.collector import INTERRUPTED, Stepped, add_values, join
+from lightning_rl.data.collector import INTERRUPTED
 from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.data.rollout import Stepped, add_values, join
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import ActingNetwork, Precision

@@ -228,7 +228,7 @@ class MultiAgent(RunModule):
         assert isinstance(self.dataset, JointDataset)
         for algorithm in self.algorithms.values():
             algorithm.count_steps()
-        self.env_steps += self.dataset.count_steps() * self.num_envs * self.world_size
+        self.env_steps += self.dataset.count_steps() * self.world_size
         self.updates, self.episodes = (
             sum(getattr(algorithm, name) for algorithm in self.algorithms.values()) for name in ("updates", "episodes")
         )

@@ -134,7 +134,7 @@ class SelfPlay(pl.Callback):
             self._take(self.algorithm.count)
 
     def _opponent(self) -> SelfPlayOpponent:
-        return self.algorithm.collector.stepper.opponent
+        return self.algorithm.collector.opponent
 
     def _take(self, count: int) -> None:
         """Take a snapshot, which gets the policy's rating."""

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
-from lightning_rl.checkpoints.validation import ANYTHING, COUNT, FLAG, FLAGS, FLOATS, GENERATOR, MAPPING, MATRICES, ROWS, Rules, below
+from lightning_rl.checkpoints.validation import ANYTHING, COUNT, FLAG, FLAGS, GENERATOR, MAPPING, MATRICES, Rules, below
 from lightning_rl.data.episodes import EpisodeStatistics
+from lightning_rl.data.rollout import NO_ENDS, Stepped, Unroll, add_values, gather_ends
 from lightning_rl.distributions import Exploration, state_dependent
+from lightning_rl.envs.agents.stepper import Opponent
+from lightning_rl.envs.agents.world import Side
 from lightning_rl.envs.stepping import AnyStepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
@@ -29,131 +32,29 @@ from lightning_rl.networks.acting import (
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import EnvStep, Rollout, State, Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
+INTERRUPTED = "an error ended the run in the middle of an iteration"
+"""Reason why environments start new episodes."""
 copy_to = partial(np.copyto, casting="unsafe")
 """Copy an array into storage, casting it to the storage's dtype."""
 
 
-INTERRUPTED = "an error ended the run in the middle of an iteration"
-"""Reason why environments start new episodes."""
+class Recorder:
+    """Acts in N rows, and stores `n_steps` steps of them per iteration. Base of collectors, which differ in who steps the environments.
 
-
-class Ends(NamedTuple):
-    """Final observations of K episodes whose final value is needed. K may be 0; then obs and memory are ().
-
-    step, env: `[K]` arrays, where they ended.  obs: `[K, ...]` tree.  memory: the policy's memory after the step, `[K, ...]` tree.
-    """
-
-    step: np.ndarray
-    env: np.ndarray
-    obs: Tree = ()
-    memory: Tree = ()
-
-
-NO_ENDS = Ends(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-
-
-class Unroll(NamedTuple):
-    """Raw experience of N environments over T steps, on the CPU, without values; actors send arrays. Fields as in `Rollout`, except:
-
-    obs: `[T + 1, N, ...]` tree.  episode_start: `[T + 1, N]`.  log_prob: of the policy that acted; () if it was not computed.
-    """
-
-    obs: Tree
-    action: Tree
-    log_prob: Tree
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    episode_start: Tensor
-    action_mask: Tree
-    memory: Tree
-    next_obs: Tree
-    ends: Ends
-
-    def rollout(self) -> Rollout:
-        """Convert to a rollout; the fields that a network adds are empty."""
-        obs, start = tree_index((self.obs, self.episode_start), slice(-1))
-        empty, flags = torch.zeros(0), (self.terminated, self.truncated, self.valid)
-        return Rollout(
-            obs, self.action, self.log_prob, self.reward, empty, empty, *flags, start, self.action_mask, self.memory, self.next_obs
-        )
-
-
-class Stepped(NamedTuple):
-    """One step of N environments for a replay buffer: observations, actions, results, and the policy's memory and masks before the step.
-
-    obs, action, memory, action_mask: `[N, ...]` trees of arrays.
-    """
-
-    obs: Tree
-    action: Tree
-    step: EnvStep
-    memory: Tree
-    action_mask: Tree
-
-
-class Pushed(NamedTuple):
-    """A step that was made from outside: the actions as sampled, the policy's memory before and after them, and the results."""
-
-    action: Tree
-    before: Tree
-    step: EnvStep
-    after: Tree
-
-
-class Statistics(Protocol):
-    """The interface of episode statistics that a run uses."""
-
-    @property
-    def reports_success(self) -> bool: ...
-    def share_reports(self) -> None: ...
-    def clear(self) -> None: ...
-    def metrics(self) -> dict[str, float]: ...
-
-
-class RunCollector(Protocol):
-    """The interface of a collector that a run and its callbacks use, see `Collector`."""
-
-    name: str
-    can_be_saved: bool
-    num_envs: int
-
-    @property
-    def n_steps(self) -> float: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def steps_made(self) -> int: ...
-    @property
-    def statistics(self) -> Statistics: ...
-    @property
-    def close(self) -> Callable[[], object]: ...
-    def metrics(self) -> dict[str, float]: ...
-    def take_notices(self) -> list[str]: ...
-    def interrupt(self) -> None: ...
-    def get_state(self) -> State: ...
-    def set_state(self, state: State) -> str | None: ...
-
-
-class Collector:
-    """Steps N environments, `n_steps` times per iteration.
-
-    A step is two calls: `act` returns the actions of N rows, and `store` takes their results. `collect` and `transitions` make them in turn
-    with the stepper. The steps of a pushed collector are made from outside, as several behaviors share one world; `collect` and
-    `transitions` then return what was pushed.
+    A step is two calls: `act` returns the actions of N rows, and `store` takes their results.
 
     An observation is stored once, in an array `[T + 1, N, ...]`: the actor reads row t of it, and the rollout is a view of it. So a rollout
     on the CPU must be used before collecting the next.
 
     Args:
+        source: where the rows come from.
+        num_rows: N.
         network: the policy, with its newest weights in every iteration.
         n_steps: T.
         seed: seed of the environments and of the policy's random draws.
         log_probs: whether rollouts need log-probabilities; otherwise that field stays empty.
         precision: context in which the network computes, the same as in its losses.
         next_obs: whether rollouts hold next observations, and the values of final observations also at terminations.
-        is_pushed: whether its steps are made from outside.
     """
 
     state_rules: ClassVar[Rules] = {
@@ -167,20 +68,12 @@ class Collector:
         "episodes?/exploration?/steps": COUNT,
         "episodes?/exploration?/draws/[]": MATRICES,
     }
-    open_iteration_rules: ClassVar[Rules] = {
-        "generator": GENERATOR,
-        "actions/[]/action|memory": ANYTHING,
-        "steps/[]/obs|final_obs|mask|final_mask": ANYTHING,
-        "steps/[]/reward": FLOATS,
-        "steps/[]/terminated|truncated|valid|episode_start": FLAGS,
-        "steps/[]/ended": ROWS,
-        "steps/[]/info": MAPPING,
-    }
-    """What a state holds and the steps of an incomplete iteration in it, and the kind of each value, see `checkpoints/validation.py`."""
+    """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
     def __init__(
         self,
-        stepper: AnyStepper,
+        source: AnyStepper | Side,
+        num_rows: int,
         spaces: Spaces,
         network: ActingNetwork,
         n_steps: int,
@@ -188,32 +81,30 @@ class Collector:
         log_probs: bool = True,
         precision: Precision = nullcontext,
         next_obs: bool = False,
-        is_pushed: bool = False,
     ) -> None:
-        self.stepper, self.network, self.n_steps, self.seed, self.log_probs = stepper, network, n_steps, seed, log_probs
-        self.name, self.can_be_saved, self.set_lessons, self.close = stepper.name, stepper.can_be_saved, stepper.set_lessons, stepper.close
-        self.num_envs = num_envs = stepper.num_envs
-        self.labels: Sequence[str] = getattr(stepper, "labels", ())
+        self.source, self.network, self.n_steps, self.seed, self.log_probs = source, network, n_steps, seed, log_probs
+        self.name, self.num_envs = source.name, num_rows
+        self.labels: Sequence[str] = getattr(source, "labels", ())
         """Names of the rows in messages if they are agents, else empty."""
         self.precision = precision
         self.guard = Guard()
-        self.statistics = EpisodeStatistics(num_envs)
+        self.statistics = EpisodeStatistics(num_rows)
         self.env_steps = 0
         self.rows = 0
         """Number of stepped rows, experience or not: it grows equally on all ranks in an iteration."""
         self.generator = Generator(next(network.parameters()).device).manual_seed(seed)
         """Generator of the policy's draws, on its device."""
         exploring = state_dependent(network.distribution)
-        self.exploration = Exploration(exploring, num_envs, self.generator) if exploring else None
+        self.exploration = Exploration(exploring, num_rows, self.generator) if exploring else None
         self._space = spaces.observation
-        self._obs = allocate(self._space, n_steps + 1, num_envs)
+        self._obs = allocate(self._space, n_steps + 1, num_rows)
         self._obs_tensor = tree_to_torch(self._obs)
         self._obs_rows = [tree_index(self._obs, t) for t in range(n_steps + 1)]
-        self._next_obs = allocate(self._space, n_steps, num_envs) if next_obs else ()
-        self._masks = spaces.masks(n_steps, num_envs)
+        self._next_obs = allocate(self._space, n_steps, num_rows) if next_obs else ()
+        self._masks = spaces.masks(n_steps, num_rows)
         self._mask_rows = [tree_index(self._masks, t) for t in range(n_steps)]
-        self._reward = np.zeros((n_steps, num_envs), dtype=np.float32)
-        self._flags = {name: np.zeros((n_steps + 1, num_envs), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
+        self._reward = np.zeros((n_steps, num_rows), dtype=np.float32)
+        self._flags = {name: np.zeros((n_steps + 1, num_rows), dtype=bool) for name in ("terminated", "truncated", "valid", "start")}
         stored = self._reward, self._flags, self._masks, self._next_obs
         self._rewards, self._marks, self._mask_tensor, self._next_tensor = tree_to_torch(stored)
         self._sequence_length: int = network.memory.sequence_length
@@ -223,11 +114,6 @@ class Collector:
         """Lines for the user about how actions are computed."""
         self.t = 0
         """Number of steps of the current iteration so far."""
-        self.is_pushed = is_pushed
-        self._pushed: list[Pushed] = []
-        """The steps of the current iteration if they are pushed."""
-        self._opened: State = {}
-        """The state at its beginning if they are pushed."""
         self._ends: list[tuple[int, np.ndarray, Tree, Tree]] = []
         """Ends of episodes in this iteration whose final value is needed: step, environments, their final observations and memories."""
         self._taken: Tree = ()
@@ -237,7 +123,7 @@ class Collector:
         self._memory: Tree = ()
         self._memories: list[Tree] = []
         """The memory before the first row of each sequence of this iteration."""
-        self._start = np.ones(num_envs, dtype=bool)
+        self._start = np.ones(num_rows, dtype=bool)
         self._current: Tree = None
         self._mask: Tree = ()
         self._restarts = False
@@ -263,11 +149,21 @@ class Collector:
             return add_values(unroll, self.network, self.generator.device, self.log_probs)
 
     def unroll(self) -> Unroll:
-        """Step `n_steps` times, continuing from the last rollout. Return tensors, with the ends as arrays."""
-        self.t = self.t if self.is_pushed else 0
-        while self.t < self.n_steps:
-            action = self.act()
-            self.store(self.stepper.restart_all() if self._restarts else self.stepper.step(action))
+        """Return the experience of the next `n_steps` steps, continuing from the last; tensors, with the ends as arrays."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Let the rows `begin`, before the first step or after an interruption."""
+        raise NotImplementedError
+
+    def begin(self, obs: Tree, mask: Tree) -> None:
+        """Note that an episode starts in all rows, with these first observations and masks."""
+        self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps, self.labels)
+        self._mask, self._memory = mask, self.network.initial_memory(self.num_envs)
+        self._start = np.ones(self.num_envs, dtype=bool)
+
+    def pack(self) -> Unroll:
+        """Return the stored steps of an iteration that is full, where they are stored, and the observations after it."""
         tree_map(copy_to, self._obs_rows[self.n_steps], self._current)
         self._flags["start"][self.n_steps] = self._start
         memory = tree_stack([tree_to_torch(memory, self.generator.device) for memory in self._memories]) if len(self._memory) else ()
@@ -277,33 +173,18 @@ class Collector:
         assert self._actor is not None
         return Unroll(self._obs_tensor, self._actor.actions(), (), reward, *flags, self._mask_tensor, memory, self._next_tensor, ends)
 
-    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
-        """Yield `n_steps` steps one by one, the first `random_steps` with random actions. The next step overwrites the arrays."""
-        self.t = self.t if self.is_pushed else 0
-        for t in range(self.n_steps):
-            if t < self.t:
-                taken, before, step, _ = self._pushed[t]
-            else:
-                action = self.act(random_steps)
-                step = self.store(self.stepper.restart_all() if self._restarts else self.stepper.step(action))
-                taken, before = self._taken, self._before
-            memory = reset_memory(tree_to_numpy(before), self._flags["start"][t]) if len(before) else ()
-            yield Stepped(self._obs_rows[t], tree_to_numpy(taken), step, memory, self._mask_rows[t])
-
-    def act(self, random_steps: int = 0, made: Pushed | None = None) -> Tree:
+    def act(self, random_steps: int = 0, made: tuple[Tree, Tree] | None = None) -> Tree:
         """Return the next actions `[N, ...]`, as environments take them. The first call resets the environments.
 
         Args:
             random_steps: number of steps at the beginning of an iteration whose actions are random.
-            made: a step that was made already, by a run that is resumed: its actions are taken, and () is returned.
+            made: the actions as sampled and the memory after them if a run that is resumed has acted already; then () is returned.
         """
         t = self.t = self.t % self.n_steps
         if t == 0:  # an iteration begins
             obs = tree_index(self._obs, slice(self.n_steps))
             if self._current is None:
                 self.reset()
-            if self.is_pushed:
-                self._opened, self._pushed = self._state_now(), []
             if self._actor is None and self.exploration is not None:
                 self._actor = TorchActor(self.network, obs, self.exploration.generator, self.precision, self.exploration.step)
             elif self._actor is None:
@@ -324,9 +205,9 @@ class Collector:
         self._before = self._memory
         actor: Any = self._actor
         if made is not None:
-            device = self.generator.device
-            actor.taken.append(made.action if isinstance(actor, NumpyActor) else tree_to_torch(made.action, device))
-            action, self._memory = (), tree_to_torch(made.after, device)
+            device, (taken, memory) = self.generator.device, made
+            actor.taken.append(taken if isinstance(actor, NumpyActor) else tree_to_torch(taken, device))
+            action, self._memory = (), tree_to_torch(memory, device)
         else:
             if t < random_steps:
                 actor = self._random = self._random or RandomActor(self.network, self.num_envs, self.generator, actor)
@@ -358,16 +239,7 @@ class Collector:
             self._ends.append((t, ended, final, tree_to_numpy(tree_index(self._memory, ended))))
         self.statistics.update(step)
         self.t = t + 1
-        if self.is_pushed:
-            self._pushed.append(Pushed(self._taken, self._before, step, self._memory))
         return step
-
-    def reset(self, seeded: bool = True) -> None:
-        """Start an episode in all environments, with the collector's seed or continuing their random streams."""
-        obs, self._mask = self.stepper.reset(self.seed if seeded else None)
-        self._current = obs if is_finite(obs) else self.guard.replace_first(obs, self.env_steps, self.labels)
-        self._memory = self.network.initial_memory(self.num_envs)
-        self._start = np.ones(self.num_envs, dtype=bool)
 
     def _keep_next(self, row: Tree, step: EnvStep) -> None:
         """Store the next observations; the final ones where episodes ended."""
@@ -388,7 +260,95 @@ class Collector:
         obs, reward, empty = tree_index(self._obs_tensor, slice(-1)), self._rewards.unsqueeze(-1), torch.zeros(0)
         return Rollout(obs, (), (), reward, empty, empty, terminated, truncated, valid, start, self._mask_tensor, (), self._next_tensor)
 
-    # ---------------------------------------------------------------- random steps
+    def interrupt(self) -> None:
+        """Abandon the current episodes after an error, which may have left the environments in the middle of a step."""
+        self.interrupted, self._current, self.t = True, None, 0
+
+    def _get_state(self, get_envs: Callable[[], State]) -> State:
+        """Return everything that the next iteration depends on, between iterations or after an interruption; `get_envs`: of the source."""
+        state: State = {name: getattr(self, name) for name in ("env_steps", "rows")}
+        state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
+        if self.interrupted:
+            state["interrupted"] = True
+        if self._current is not None:
+            obs, start, mask = tree_to_numpy((self._current, self._start, self._mask))
+            current = {"obs": obs, "memory": self._memory, "start": start, "mask": mask}
+            if self.exploration is not None:
+                current["exploration"] = self.exploration.get_state()
+            state["episodes"] = {"envs": get_envs(), "begin_anew": self._restarts, **current}
+        return state
+
+    def _set_state(self, state: State, set_envs: Callable[[State], str | None]) -> str | None:
+        """Restore a state before the first iteration. Return None, or the reason why the environments start new episodes instead.
+
+        `set_envs`: restores the state of the source, and returns the same.
+        """
+        self.env_steps, self.rows = state["env_steps"], state["rows"]
+        self.statistics.set_state(state["statistics"])
+        if "generator" not in state:
+            self.statistics.forget()
+            return "the checkpoint holds those of actors"
+        self.generator.set_state(torch.from_numpy(state["generator"]))
+        episodes = state["episodes"]
+        if episodes is None:
+            self.statistics.forget()
+            return INTERRUPTED if state.get("interrupted", False) else None
+        if np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
+            new_episodes: str | None = "the checkpoint holds no action masks, or different ones"
+        elif tree_map(np.shape, episodes["memory"]) != tree_map(np.shape, self.network.initial_memory(self.num_envs)):
+            new_episodes = "the checkpoint holds another memory"
+        elif self.exploration is not None and not self.exploration.set_state(episodes.get("exploration")):
+            new_episodes = "the checkpoint holds other exploration matrices"
+        else:
+            new_episodes = set_envs(episodes["envs"])
+        if new_episodes is not None:
+            self.statistics.forget()
+            return new_episodes
+        self._current, self._start, self._mask = episodes["obs"], episodes["start"], episodes.get("mask", ())
+        self._restarts = episodes.get("begin_anew", False)
+        self._memory = tree_to_torch(episodes["memory"], self.generator.device)
+        return None
+
+
+class SteppingCollector(Recorder):
+    """Base of collectors that step environments themselves. Arguments other than `stepper` as in `Recorder`."""
+
+    def __init__(self, stepper: AnyStepper, *arguments: Any, **settings: Any) -> None:
+        super().__init__(stepper, stepper.num_envs, *arguments, **settings)
+        self.stepper, self.can_be_saved, self.set_lessons, self.close = stepper, stepper.can_be_saved, stepper.set_lessons, stepper.close
+
+    def reset(self, seeded: bool = True) -> None:
+        """Start an episode in all environments, with the collector's seed or continuing their random streams."""
+        self.begin(*self.stepper.reset(self.seed if seeded else None))
+
+    @property
+    def opponent(self) -> Opponent:
+        """Return the player of the other seats of a game."""
+        return self.stepper.opponent  # type: ignore[union-attr]
+
+    def restart_episodes(self) -> None:
+        """Abandon the current episodes, between iterations: the next step starts new ones instead of acting."""
+        self._restarts = self._current is not None
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the last 100 episodes, what environments report, and `env/worker_restarts` if some were restarted."""
+        restarts = {"env/worker_restarts": float(self.stepper.restarts)} if self.stepper.restarts else {}
+        return {**self.statistics.metrics(), **self.stepper.stats, **restarts}
+
+    def take_notices(self) -> list[str]:
+        """Return the lines for the user since the last call: about the environments, and about how actions are computed."""
+        notices = [*self.stepper.notices, *self.notices]
+        self.stepper.notices.clear()
+        self.notices.clear()
+        return notices
+
+    def get_state(self) -> State:
+        """Return everything that the next iteration depends on, between iterations or after an interruption."""
+        return self._get_state(self.stepper.state_dict)
+
+    def set_state(self, state: State) -> str | None:
+        """Restore a state before the first iteration. Return None, or the reason why the environments start new episodes instead."""
+        return self._set_state(state, self.stepper.load_state_dict)
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
         """Return observations `[>= count, ...]` of a random policy; the next rollout starts new episodes.
@@ -417,133 +377,23 @@ class Collector:
             self.rows += self.num_envs
             yield tree_index(tree_to_torch(row), torch.from_numpy(step.valid))
 
-    # ---------------------------------------------------------------- the environments
 
-    def restart_episodes(self) -> None:
-        """Abandon the current episodes, between iterations: the next step starts new ones instead of acting."""
-        self._restarts = self._current is not None
+class Collector(SteppingCollector):
+    """Steps N environments whose observations and actions are arrays, see `Recorder`."""
 
-    def metrics(self) -> dict[str, float]:
-        """Return means over the last 100 episodes, what environments report, and `env/worker_restarts` if some were restarted."""
-        restarts = {"env/worker_restarts": float(self.stepper.restarts)} if self.stepper.restarts else {}
-        return {**self.statistics.metrics(), **self.stepper.stats, **restarts}
+    def unroll(self) -> Unroll:
+        """Step `n_steps` times, continuing from the last rollout. Return tensors, with the ends as arrays."""
+        self.t = 0
+        while self.t < self.n_steps:
+            action = self.act()
+            self.store(self.stepper.restart_all() if self._restarts else self.stepper.step(action))
+        return self.pack()
 
-    def take_notices(self) -> list[str]:
-        """Return the lines for the user since the last call: about the environments, and about how actions are computed."""
-        notices = [*self.stepper.notices, *self.notices]
-        self.stepper.notices.clear()
-        self.notices.clear()
-        return notices
-
-    def interrupt(self) -> None:
-        """Abandon the current episodes after an error, which may have left the environments in the middle of a step."""
-        self.interrupted, self._current, self.t = True, None, 0
-
-    def get_state(self) -> State:
-        """Return everything that the next iteration depends on, between iterations or after an interruption.
-
-        Of an iteration whose steps are pushed, it is the state at its beginning with the steps so far.
-        """
-        if not self.is_pushed:
-            return self._state_now()
-        if not self.is_open:
-            return {**self._state_now(), "open_iteration": None}
-        actions = [tree_to_numpy({"action": made.action, "memory": made.after}) for made in self._pushed]
-        steps = [made.step._asdict() for made in self._pushed]
-        return {**self._opened, "open_iteration": {"actions": actions, "steps": steps, "generator": self.generator.get_state()}}
-
-    def _state_now(self) -> State:
-        """Return the state between iterations or after an interruption."""
-        state: State = {name: getattr(self, name) for name in ("env_steps", "rows")}
-        state |= {"statistics": self.statistics.get_state(), "generator": self.generator.get_state(), "episodes": None}
-        if self.interrupted:
-            state["interrupted"] = True
-        if self._current is not None:
-            obs, start, mask = tree_to_numpy((self._current, self._start, self._mask))
-            current = {"obs": obs, "memory": self._memory, "start": start, "mask": mask}
-            if self.exploration is not None:
-                current["exploration"] = self.exploration.get_state()
-            state["episodes"] = {"envs": self.stepper.state_dict(), "begin_anew": self._restarts, **current}
-        return state
-
-    def set_state(self, state: State) -> str | None:
-        """Restore a state before the first iteration. Return None, or the reason why the environments start new episodes instead."""
-        self.env_steps, self.rows = state["env_steps"], state["rows"]
-        self.statistics.set_state(state["statistics"])
-        if "generator" not in state:
-            self.statistics.forget()
-            return "the checkpoint holds those of actors"
-        self.generator.set_state(torch.from_numpy(state["generator"]))
-        episodes = state["episodes"]
-        if episodes is None:
-            self.statistics.forget()
-            return INTERRUPTED if state.get("interrupted", False) else None
-        if np.shape(episodes.get("mask", ())) != np.shape(self._mask_rows[0]):
-            new_episodes: str | None = "the checkpoint holds no action masks, or different ones"
-        elif tree_map(np.shape, episodes["memory"]) != tree_map(np.shape, self.network.initial_memory(self.num_envs)):
-            new_episodes = "the checkpoint holds another memory"
-        elif self.exploration is not None and not self.exploration.set_state(episodes.get("exploration")):
-            new_episodes = "the checkpoint holds other exploration matrices"
-        else:
-            new_episodes = self.stepper.load_state_dict(episodes["envs"])
-        if new_episodes is not None:
-            self.statistics.forget()
-            return new_episodes
-        self._current, self._start, self._mask = episodes["obs"], episodes["start"], episodes.get("mask", ())
-        self._restarts = episodes.get("begin_anew", False)
-        self._memory = tree_to_torch(episodes["memory"], self.generator.device)
-        if (made := state.get("open_iteration")) is not None:
-            self._repeat(made)
-        return None
-
-    def _repeat(self, made: State) -> None:
-        """Repeat the steps of an iteration that were pushed before the state was saved."""
-        if len(made["steps"]) >= self.n_steps:
-            raise ValueError(f"its iteration has {self.n_steps} steps and is full")
-        for taken, step in zip(made["actions"], made["steps"], strict=True):
-            self.act(made=Pushed(taken["action"], (), EnvStep(**step), taken["memory"]))
-            self.store(EnvStep(**step))
-        if made["steps"]:  # otherwise its actor is not ready yet
-            self.generator.set_state(torch.from_numpy(made["generator"]))
-
-
-def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:
-    """Compute the values of all rows as one batch, and on request their log-probabilities, with the current weights of an actor-critic.
-
-    `unroll` holds tensors, with its ends as arrays.
-    """
-    ends = unroll.ends
-    unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
-    rollout, memory = unroll.rollout(), tree_index(unroll.memory, 0)
-    if log_probs:
-        log_prob, value = network.log_prob_and_value(unroll.obs, unroll.action, memory, unroll.episode_start, unroll.action_mask)
-        rollout = rollout._replace(log_prob=log_prob)
-    else:
-        value = network.value(unroll.obs, memory, unroll.episode_start)
-    next_value = value[1:]
-    if len(ends.step):
-        obs, memory_then = tree_to_torch((ends.obs, ends.memory), device)
-        next_value = next_value.clone()
-        next_value[ends.step, ends.env] = network.value(obs, memory_then, torch.zeros(len(ends.step), dtype=torch.bool, device=device))
-    return rollout._replace(value=value[:-1], next_value=next_value)
-
-
-def gather_ends(ends: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_obs: Callable[[int], Tree]) -> Ends:
-    """Join the ends found at each step, as arrays: the step, the environments, their final observations, and the memory after them."""
-    steps, envs, finals, after = zip(*ends, strict=True)
-    env = np.concatenate(envs)
-    obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
-    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after)
-    return Ends(np.repeat(steps, [len(own_envs) for own_envs in envs]), env, obs, memory)
-
-
-def join(unrolls: Sequence[Unroll]) -> Unroll:
-    """Concatenate unrolls of arrays along the environments."""
-    if len(unrolls) == 1:
-        return unrolls[0]
-    bodies = [unroll._replace(ends=()) for unroll in unrolls]  # type: ignore[arg-type]
-    joined: Unroll = tree_map(lambda *leaves: np.concatenate(leaves, 1), *bodies)
-    first = np.cumsum([0, *(unroll.reward.shape[1] for unroll in unrolls)])
-    ends = [unroll.ends._replace(env=unroll.ends.env + shift) for unroll, shift in zip(unrolls, first, strict=False)]
-    ends = [part for part in ends if len(part.step)] or ends[:1]
-    return joined._replace(ends=tree_map(lambda *leaves: np.concatenate(leaves), *ends))
+    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
+        """Yield `n_steps` steps one by one, the first `random_steps` with random actions. The next step overwrites the arrays."""
+        self.t = 0
+        for t in range(self.n_steps):
+            action = self.act(random_steps)
+            step = self.store(self.stepper.restart_all() if self._restarts else self.stepper.step(action))
+            memory = reset_memory(tree_to_numpy(self._before), self._flags["start"][t]) if len(self._before) else ()
+            yield Stepped(self._obs_rows[t], tree_to_numpy(self._taken), step, memory, self._mask_rows[t])

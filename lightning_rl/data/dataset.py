@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from lightning_rl.checkpoints.validation import MAPPING, NUMBER, ROWS, Rules
-from lightning_rl.data.collector import Collector, RunCollector
 from lightning_rl.data.replay.buffer import ReplayBuffer
 from lightning_rl.data.replay.sampling import Window
 from lightning_rl.data.replay.segments import SegmentStore
-from lightning_rl.data.rollout import ExperienceDataset
+from lightning_rl.data.rollout import ExperienceDataset, RunCollector, StepCollector
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.memory import Memory
 from lightning_rl.types import Experience, State, Transition, Tree, tree_map, tree_to_torch
@@ -157,11 +156,11 @@ class ReplayDataset(SampledDataset):
     }
     """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
-    collector: Collector
+    collector: StepCollector
 
     def __init__(
         self,
-        collector: Collector,
+        collector: StepCollector,
         buffer: ReplayBuffer,
         signals: Mapping[str, Any],
         settings: ReplaySettings,

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from lightning_rl.data.collector import Collector, Ends, Unroll
-from lightning_rl.data.rollout import ExperienceDataset, RolloutDataset, in_sequences, normalize
+from lightning_rl.data.collector import Collector
+from lightning_rl.data.rollout import Ends, ExperienceDataset, RolloutDataset, Unroll, in_sequences, normalize
+from lightning_rl.data.shared import SideCollector
 from lightning_rl.networks.group_critic import GroupActorCritic
 from lightning_rl.returns import gae
 from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_map, tree_to_torch
@@ -85,7 +86,7 @@ class GroupDataset(ExperienceDataset):
         baselines: whether rollouts hold baselines.
     """
 
-    collector: Collector
+    collector: Collector | SideCollector
 
     def __init__(self, rollouts: RolloutDataset, baselines: bool) -> None:
         super().__init__(rollouts.collector, rollouts.iterations)
@@ -108,9 +109,9 @@ class GroupDataset(ExperienceDataset):
     @torch.no_grad()
     def _collect(self) -> GroupRollout:
         collector = self.collector
-        stepper: Any = collector.stepper
+        source: Any = collector.source
         network: Any = collector.network
-        unroll, present = collector.unroll(), torch.from_numpy(stepper.present)
+        unroll, present = collector.unroll(), torch.from_numpy(source.present)
         with collector.precision():
             groups = add_group_values(unroll, present, network, collector.generator.device, self.baselines)
         self._note(groups)

@@ -1,20 +1,135 @@
-"""On-policy experience: the dataset of rollouts, their advantages, and minibatches."""
+"""Experience as collectors return it, datasets of it, and on-policy batches: values, advantages, minibatches."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.utils.data import IterableDataset
 
-from lightning_rl.data.collector import Collector, RunCollector
 from lightning_rl.distributed import sum_over_ranks
+from lightning_rl.networks.acting import ActingNetwork
 from lightning_rl.returns import gae
-from lightning_rl.types import Experience, Rollout, State, Tree, flatten_time, tree_index, tree_leaves, tree_map
+from lightning_rl.types import (
+    EnvStep,
+    Experience,
+    Rollout,
+    State,
+    Tree,
+    flatten_time,
+    tree_index,
+    tree_leaves,
+    tree_map,
+    tree_to_torch,
+)
 
 Rows = TypeVar("Rows")
+
+
+class Ends(NamedTuple):
+    """Final observations of K episodes whose final value is needed. K may be 0; then obs and memory are ().
+
+    step, env: `[K]` arrays, where they ended.  obs: `[K, ...]` tree.  memory: the policy's memory after the step, `[K, ...]` tree.
+    """
+
+    step: np.ndarray
+    env: np.ndarray
+    obs: Tree = ()
+    memory: Tree = ()
+
+
+NO_ENDS = Ends(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+class Unroll(NamedTuple):
+    """Raw experience of N environments over T steps, on the CPU, without values; actors send arrays. Fields as in `Rollout`, except:
+
+    obs: `[T + 1, N, ...]` tree.  episode_start: `[T + 1, N]`.  log_prob: of the policy that acted; () if it was not computed.
+    """
+
+    obs: Tree
+    action: Tree
+    log_prob: Tree
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    episode_start: Tensor
+    action_mask: Tree
+    memory: Tree
+    next_obs: Tree
+    ends: Ends
+
+    def rollout(self) -> Rollout:
+        """Convert to a rollout; the fields that a network adds are empty."""
+        obs, start = tree_index((self.obs, self.episode_start), slice(-1))
+        empty, flags = torch.zeros(0), (self.terminated, self.truncated, self.valid)
+        return Rollout(
+            obs, self.action, self.log_prob, self.reward, empty, empty, *flags, start, self.action_mask, self.memory, self.next_obs
+        )
+
+
+class Stepped(NamedTuple):
+    """One step of N environments for a replay buffer: observations, actions, results, and the policy's memory and masks before the step.
+
+    obs, action, memory, action_mask: `[N, ...]` trees of arrays.
+    """
+
+    obs: Tree
+    action: Tree
+    step: EnvStep
+    memory: Tree
+    action_mask: Tree
+
+
+class Statistics(Protocol):
+    """The interface of episode statistics that a run uses."""
+
+    @property
+    def reports_success(self) -> bool: ...
+    def share_reports(self) -> None: ...
+    def clear(self) -> None: ...
+    def metrics(self) -> dict[str, float]: ...
+
+
+class RunCollector(Protocol):
+    """The interface of a collector that a run and its callbacks use, see `Collector`."""
+
+    name: str
+    can_be_saved: bool
+    num_envs: int
+
+    @property
+    def n_steps(self) -> float: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def steps_made(self) -> int: ...
+    @property
+    def statistics(self) -> Statistics: ...
+    @property
+    def close(self) -> Callable[[], object]: ...
+    def metrics(self) -> dict[str, float]: ...
+    def take_notices(self) -> list[str]: ...
+    def interrupt(self) -> None: ...
+    def get_state(self) -> State: ...
+    def set_state(self, state: State) -> str | None: ...
+
+
+class RolloutCollector(RunCollector, Protocol):
+    """A collector of rollouts."""
+
+    def collect(self) -> Rollout: ...
+
+
+class StepCollector(RunCollector, Protocol):
+    """A collector of single steps, for replay buffers."""
+
+    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]: ...
+    def rollout(self) -> Rollout: ...
 
 
 class ExperienceDataset(IterableDataset[object]):
@@ -108,7 +223,7 @@ class ExperienceDataset(IterableDataset[object]):
 class RolloutDataset(ExperienceDataset):
     """Endless rollouts with the newest weights. All state is in the collector."""
 
-    collector: Collector
+    collector: RolloutCollector
 
     def __iter__(self) -> Iterator[Rollout]:
         while True:
@@ -119,6 +234,48 @@ class RolloutDataset(ExperienceDataset):
             else:
                 self.collected()
                 yield self.batch
+
+
+def add_values(unroll: Unroll, network: ActingNetwork, device: torch.device, log_probs: bool = False) -> Rollout:
+    """Compute the values of all rows as one batch, and on request their log-probabilities, with the current weights of an actor-critic.
+
+    `unroll` holds tensors, with its ends as arrays.
+    """
+    ends = unroll.ends
+    unroll = tree_map(lambda leaf: leaf.to(device), unroll._replace(ends=()))  # type: ignore[arg-type]
+    rollout, memory = unroll.rollout(), tree_index(unroll.memory, 0)
+    if log_probs:
+        log_prob, value = network.log_prob_and_value(unroll.obs, unroll.action, memory, unroll.episode_start, unroll.action_mask)
+        rollout = rollout._replace(log_prob=log_prob)
+    else:
+        value = network.value(unroll.obs, memory, unroll.episode_start)
+    next_value = value[1:]
+    if len(ends.step):
+        obs, memory_then = tree_to_torch((ends.obs, ends.memory), device)
+        next_value = next_value.clone()
+        next_value[ends.step, ends.env] = network.value(obs, memory_then, torch.zeros(len(ends.step), dtype=torch.bool, device=device))
+    return rollout._replace(value=value[:-1], next_value=next_value)
+
+
+def gather_ends(ends: Sequence[tuple[int, np.ndarray, Tree, Tree]], allocate_obs: Callable[[int], Tree]) -> Ends:
+    """Join the ends found at each step, as arrays: the step, the environments, their final observations, and the memory after them."""
+    steps, envs, finals, after = zip(*ends, strict=True)
+    env = np.concatenate(envs)
+    obs = tree_map(lambda row, *leaves: np.concatenate(leaves, out=row, casting="unsafe"), allocate_obs(len(env)), *finals)
+    memory = tree_map(lambda *leaves: np.concatenate(leaves), *after)
+    return Ends(np.repeat(steps, [len(own_envs) for own_envs in envs]), env, obs, memory)
+
+
+def join(unrolls: Sequence[Unroll]) -> Unroll:
+    """Concatenate unrolls of arrays along the environments."""
+    if len(unrolls) == 1:
+        return unrolls[0]
+    bodies = [unroll._replace(ends=()) for unroll in unrolls]  # type: ignore[arg-type]
+    joined: Unroll = tree_map(lambda *leaves: np.concatenate(leaves, 1), *bodies)
+    first = np.cumsum([0, *(unroll.reward.shape[1] for unroll in unrolls)])
+    ends = [unroll.ends._replace(env=unroll.ends.env + shift) for unroll, shift in zip(unrolls, first, strict=False)]
+    ends = [part for part in ends if len(part.step)] or ends[:1]
+    return joined._replace(ends=tree_map(lambda *leaves: np.concatenate(leaves), *ends))
 
 
 class Batch(NamedTuple):

@@ -5,66 +5,132 @@ Each behavior has its own length of iterations. An item of the joint dataset hol
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 
-from lightning_rl.checkpoints.validation import COUNT, FLAG, Rules, below
-from lightning_rl.data.collector import INTERRUPTED, Collector
+from lightning_rl.checkpoints.validation import ANYTHING, COUNT, FLAG, FLAGS, FLOATS, GENERATOR, MAPPING, ROWS, Rules, below
+from lightning_rl.data.collector import INTERRUPTED, Recorder
 from lightning_rl.data.dataset import ReplayDataset
-from lightning_rl.data.rollout import ExperienceDataset
+from lightning_rl.data.rollout import ExperienceDataset, Stepped, Unroll
 from lightning_rl.data.self_play import SelfPlayOpponent
 from lightning_rl.data.turns import Rival, Turns
 from lightning_rl.envs.agents.world import Side, World
 from lightning_rl.envs.lessons import LessonValues
-from lightning_rl.errors import SettingError
-from lightning_rl.types import EnvStep, State, Tree
+from lightning_rl.networks.acting import reset_memory
+from lightning_rl.types import EnvStep, State, Tree, tree_to_numpy
 
 
-class SharedStepper:
-    """Presents a side of a world as the environments of a collector, whose steps are pushed: the joint dataset steps the world."""
+class Pushed(NamedTuple):
+    """A step of a side: the actions as sampled, the policy's memory before and after them, and the results."""
 
-    restarts, workers = 0, None
-    stats: ClassVar[Mapping[str, float]] = {}
-    """The world's, which the run has once."""
-    opponent: SelfPlayOpponent | None = None
-    """Plays the side while another behavior learns, if behaviors take turns."""
+    action: Tree
+    before: Tree
+    step: EnvStep
+    after: Tree
 
-    def __init__(self, side: Side, learns: bool = True) -> None:
-        self.side, self.name, self.num_envs, self.can_be_saved, self.labels = side, side.name, side.num, True, side.labels
-        self.notices: list[str] = []
-        self.learns = learns
-        """Whether its behavior learns; otherwise only statistics are kept, and its iterations are not used."""
 
-    @property
-    def present(self) -> np.ndarray:
-        """Return the rows whose agents are present."""
-        return self.side.present
+class SideCollector(Recorder):
+    """Records the rows of one side of a world that the joint dataset steps; its iterations hold what was pushed.
 
-    def reset(self, seed: int | None = None) -> tuple[Tree, Tree]:
-        """Return the newest observations and masks; the world resets itself."""
-        return self.side.newest()
+    Args:
+        side: the side; further arguments as in `Recorder`.
+        opponent: plays the side while another behavior learns, if behaviors take turns.
+        learns: whether its behavior learns; otherwise only statistics are kept, and its iterations are not used.
+    """
 
-    def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
-        """Raise `SettingError`: the world is shared."""
-        raise SettingError(f"{self.name} is one of several behaviors: lessons can be set only for all of them")
+    open_iteration_rules: ClassVar[Rules] = {
+        "generator": GENERATOR,
+        "actions/[]/action|memory": ANYTHING,
+        "steps/[]/obs|final_obs|mask|final_mask": ANYTHING,
+        "steps/[]/reward": FLOATS,
+        "steps/[]/terminated|truncated|valid|episode_start": FLAGS,
+        "steps/[]/ended": ROWS,
+        "steps/[]/info": MAPPING,
+    }
+    """What a state holds of an incomplete iteration, and the kind of each value, see `checkpoints/validation.py`."""
+
+    can_be_saved = True
+
+    def __init__(self, side: Side, *arguments: Any, opponent: SelfPlayOpponent | None = None, learns: bool = True, **settings: Any) -> None:
+        super().__init__(side, side.num, *arguments, **settings)
+        self.side, self.opponent, self.learns = side, opponent, learns
+        self.opened: State = {}
+        """The state at the beginning of the current iteration."""
+        self.pushed: list[Pushed] = []
+        """The steps of the current iteration."""
+
+    def reset(self) -> None:
+        """Let the rows begin with the newest observations of the side, whose world resets itself."""
+        self.begin(*self.side.newest())
+
+    def offer(self, random_steps: int) -> Tree:
+        """Return the next actions `[N, ...]`; the first `random_steps` of an iteration are random."""
+        if not self.is_open:
+            if self._current is None:
+                self.reset()
+            self.opened, self.pushed = self._get_state(dict), []
+        return self.act(random_steps)
+
+    def push(self, step: EnvStep) -> None:
+        """Store the results of the newest actions."""
+        step = self.store(step)
+        self.pushed.append(Pushed(self._taken, self._before, step, self._memory))
+
+    def unroll(self) -> Unroll:
+        """Return the iteration that was pushed. Tensors, with the ends as arrays."""
+        return self.pack()
+
+    def transitions(self, random_steps: int = 0) -> Iterator[Stepped]:
+        """Yield the steps that were pushed."""
+        for t, made in enumerate(self.pushed):
+            memory = reset_memory(tree_to_numpy(made.before), self._flags["start"][t]) if len(made.before) else ()
+            yield Stepped(self._obs_rows[t], tree_to_numpy(made.action), made.step, memory, self._mask_rows[t])
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the last 100 episodes."""
+        return self.statistics.metrics()
+
+    def take_notices(self) -> list[str]:
+        """Return the lines for the user since the last call."""
+        notices, self.notices = self.notices, []
+        return notices
 
     def close(self) -> None:
         """Do nothing: the world is shared."""
 
-    def state_dict(self) -> State:
-        """Return an empty state: the world's state is saved once, for all behaviors."""
-        return {}
+    def get_state(self) -> State:
+        """Return the state at the beginning of the iteration with its steps so far, or between iterations the state then."""
+        if not self.is_open:
+            return {**self._get_state(dict), "open_iteration": None}
+        actions = [tree_to_numpy({"action": made.action, "memory": made.after}) for made in self.pushed]
+        steps = [made.step._asdict() for made in self.pushed]
+        return {**self.opened, "open_iteration": {"actions": actions, "steps": steps, "generator": self.generator.get_state()}}
 
-    def load_state_dict(self, state: State) -> str | None:
-        """Restore nothing."""
-        return None
+    def set_state(self, state: State) -> str | None:
+        """Restore a state, and repeat its steps. Return None, or the reason why the environments start new episodes instead."""
+        new_episodes = self._set_state(state, lambda envs: None)
+        if new_episodes is None and (made := state.get("open_iteration")) is not None:
+            self._repeat(made)
+        return new_episodes
+
+    def _repeat(self, made: State) -> None:
+        """Repeat the steps of an iteration that were made before the state was saved."""
+        if len(made["steps"]) >= self.n_steps:
+            raise ValueError(f"its iteration has {self.n_steps} steps and is full")
+        self.opened, self.pushed = self._get_state(dict), []
+        for taken, step in zip(made["actions"], made["steps"], strict=True):
+            self.act(made=(taken["action"], taken["memory"]))
+            self.push(EnvStep(**step))
+        if made["steps"]:  # otherwise its actor is not ready yet
+            self.generator.set_state(torch.from_numpy(made["generator"]))
 
 
 class JointStatistics:
     """Statistics of all learning behaviors together, for the run as a whole."""
 
-    def __init__(self, collectors: Mapping[str, Collector]) -> None:
+    def __init__(self, collectors: Mapping[str, SideCollector]) -> None:
         self.collectors = collectors
 
     @property
@@ -102,10 +168,10 @@ class JointCollector:
     state_rules: ClassVar[Rules] = {**below("world", World.state_rules), "steps": COUNT, "begin_anew?": FLAG}
     """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
 
-    def __init__(self, world: World, collectors: Mapping[str, Collector]) -> None:
+    def __init__(self, world: World, collectors: Mapping[str, SideCollector]) -> None:
         self.world, self.collectors = world, collectors
         self.name, self.num_envs, self.can_be_saved, self.close = world.name, world.num_copies, world.can_be_saved, world.close
-        self.learners = {name: collector for name, collector in collectors.items() if collector.stepper.learns}  # type: ignore[union-attr]
+        self.learners = {name: collector for name, collector in collectors.items() if collector.learns}
         self.n_steps = min(learner.n_steps for learner in self.learners.values())
         self.statistics = JointStatistics(self.learners)
         self.steps = 0
@@ -167,7 +233,7 @@ class JointDataset(ExperienceDataset):
 
     Args:
         world: the world to step.
-        datasets: the dataset of each behavior, with a `Collector` whose steps are pushed.
+        datasets: the dataset of each behavior, with a `SideCollector`.
         seed: seed of the world's first episodes.
         iterations: an upper bound of the run's iterations.
         rivals: the learners that take turns, by name, in order.
@@ -234,7 +300,7 @@ class JointDataset(ExperienceDataset):
         for name in names:
             collector, dataset = self.collectors[name], self.datasets[name]
             left = dataset.random_until - dataset.steps if isinstance(dataset, ReplayDataset) else 0.0
-            actions[name] = collector.act(math.ceil(left / collector.num_envs))
+            actions[name] = collector.offer(math.ceil(left / collector.num_envs))
         return actions
 
     def _store(self, steps: Mapping[str, EnvStep], names: Iterable[str]) -> list[str]:
@@ -242,15 +308,15 @@ class JointDataset(ExperienceDataset):
         full = []
         for name in names:
             collector = self.collectors[name]
-            collector.store(steps[name])
-            if collector.stepper.learns and not collector.is_open:
+            collector.push(steps[name])
+            if collector.learns and not collector.is_open:
                 full.append(name)
         return full
 
     def count_steps(self) -> int:
-        """Return the number of steps of the world since the last call."""
+        """Return the number of steps of the world's copies since the last call."""
         new, self.counted_steps = self.joint.steps - self.counted_steps, self.joint.steps
-        return new
+        return new * self.joint.num_envs
 
     def is_in_iteration(self, name: str) -> bool:
         return self.collectors[name].is_open

@@ -10,7 +10,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Generator, Tensor
 
-from lightning_rl.data.collector import NO_ENDS, Collector, Ends, Unroll
+from lightning_rl.data.collector import SteppingCollector
+from lightning_rl.data.rollout import NO_ENDS, Ends, Unroll
 from lightning_rl.envs import SUCCESS
 from lightning_rl.envs.stepping import Stepper
 from lightning_rl.envs.tensors import HostView, on_host
@@ -109,8 +110,8 @@ class CudaGraph:
         self.graph = graph
 
 
-class TensorCollector(Collector):
-    """Steps N environments that take and return tensors, see `envs/tensors.py`; other arguments as in `Collector`.
+class TensorCollector(SteppingCollector):
+    """Steps N environments that take and return tensors, see `envs/tensors.py`; other arguments as in `Recorder`.
 
     The host waits for the device once per iteration, after the last step. It then reads which episodes ended, and checks that all values
     are finite and each mask leaves a choice. NaN and infinite values end the run whatever `on_nan` is, because later steps were computed

@@ -50,7 +50,7 @@ class Turns:
     def __init__(self, world: World, rivals: Mapping[str, Rival], collectors: Mapping[str, Any]) -> None:
         self.world, self.rivals, self.collectors = world, rivals, {name: collectors[name] for name in rivals}
         self.sides = {name: world.sides[name] for name in rivals}
-        self.opponents: dict[str, SelfPlayOpponent] = {name: collector.stepper.opponent for name, collector in self.collectors.items()}
+        self.opponents: dict[str, SelfPlayOpponent] = {name: collector.opponent for name, collector in self.collectors.items()}
         self.learner = next(iter(rivals), "")
         self.began_at = rivals[self.learner].env_steps if rivals else 0
         """The learner's environment steps when its turn began, over all ranks."""

@@ -17,7 +17,7 @@ from lightning_rl.actors.config import ActorsConfig, make_workers
 from lightning_rl.actors.evaluator import BuildEvaluator
 from lightning_rl.actors.generations import EvaluatorPool, GenerationDataset, GenerationSettings
 from lightning_rl.actors.pool import ActorPool
-from lightning_rl.data.collector import Collector
+from lightning_rl.data.collector import Collector, Recorder, SteppingCollector
 from lightning_rl.data.demonstrations import (
     DemonstrationDataset,
     DemonstrationDraws,
@@ -31,7 +31,7 @@ from lightning_rl.data.demonstrations import (
 from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.self_play import SelfPlayOpponent
-from lightning_rl.data.shared import SharedStepper
+from lightning_rl.data.shared import SideCollector
 from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize
 from lightning_rl.distributed import of_all_ranks
@@ -122,13 +122,13 @@ def show_demonstrations(algorithm: LearningModule) -> None:
 def rollouts(algorithm: LearningModule, n_steps: int, log_probs: bool, actors: ActorsConfig | None = None) -> RolloutDataset:
     """Return rollouts of `n_steps` steps per environment, from actors if there are any."""
     if actors is None:
-        collector: Collector | ActorPool = make_collector(algorithm, n_steps, log_probs, rollouts=True)
+        collector: Any = make_collector(algorithm, n_steps, log_probs, rollouts=True)
     else:
         collector = make_actor_pool(algorithm, n_steps, actors)
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
 
 
-def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rollouts: bool = False) -> Collector:
+def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rollouts: bool = False) -> SteppingCollector | SideCollector:
     """Build this rank's environments and collector, for `n_steps` steps per iteration, and seed its random generators.
 
     `rollouts`: whole rollouts are needed; environments on a device store them there.
@@ -144,7 +144,7 @@ def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rol
         seat_opponents(stepper, network)
     else:
         stepper.opponent = make_self_play_opponent(algorithm, len(stepper.seats))  # type: ignore[union-attr]
-    kind: Callable[..., Collector] = Collector
+    kind: Callable[..., SteppingCollector] = Collector
     if rollouts and isinstance(getattr(stepper, "envs", None), HostView):
         kind = partial(TensorCollector, cuda_graph=algorithm.compile is not False)
     return kind(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
@@ -158,23 +158,20 @@ def make_self_play_opponent(algorithm: LearningModule, num_copies: int) -> SelfP
     return SelfPlayOpponent(algorithm.past_selves[0].snapshots, config, fixed, num_copies * agents, agents, algorithm.behavior)
 
 
-def make_shared_collector(algorithm: LearningModule, n_steps: int, acting: int, log_probs: bool) -> Collector:
+def make_shared_collector(algorithm: LearningModule, n_steps: int, acting: int, log_probs: bool) -> SideCollector:
     """Make the collector of one of several behaviors."""
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
-    stepper = SharedStepper(algorithm.env.side)
-    if algorithm.self_play is not None:
-        stepper.opponent = make_self_play_opponent(algorithm, algorithm.env.num_envs)
-    precision = get_precision_context(algorithm)
-    return Collector(stepper, algorithm.spaces, algorithm.network, n_steps, acting, log_probs, precision, sees_next(algorithm), True)
+    opponent = None if algorithm.self_play is None else make_self_play_opponent(algorithm, algorithm.env.num_envs)
+    settings = log_probs, get_precision_context(algorithm), sees_next(algorithm)
+    return SideCollector(algorithm.env.side, algorithm.spaces, algorithm.network, n_steps, acting, *settings, opponent=opponent)
 
 
 def frozen_experience(algorithm: LearningModule) -> RolloutDataset:
     """Return the dataset of a frozen behavior, which acts but yields nothing."""
     acting = seed_draws(algorithm)
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
-    stepper, precision = SharedStepper(algorithm.env.side, learns=False), get_precision_context(algorithm)
-    collector = Collector(stepper, algorithm.spaces, algorithm.network, FROZEN_STEPS, acting, False, precision, is_pushed=True)
-    return RolloutDataset(collector, 0)
+    settings = FROZEN_STEPS, acting, False, get_precision_context(algorithm)
+    return RolloutDataset(SideCollector(algorithm.env.side, algorithm.spaces, algorithm.network, *settings, learns=False), 0)
 
 
 def get_precision_context(algorithm: LearningModule) -> Precision:
@@ -214,7 +211,7 @@ def generations(algorithm: LearningModule, actors: ActorsConfig, stochastic: boo
         algorithm.spaces,
         seed,
         sigma=lambda: algorithm.schedules["sigma"](min(1.0, algorithm.count / algorithm.length)),
-        random_collector=lambda: make_collector(algorithm, 1, log_probs=False),
+        random_collector=lambda: make_collector(algorithm, 1, log_probs=False),  # type: ignore[arg-type, return-value]
     )
     return GenerationDataset(pool, algorithm.max_env_steps)  # an episode has at least one step
 
@@ -274,6 +271,6 @@ def demonstrations(algorithm: LearningModule, source: object, settings: Demonstr
     )
 
 
-def planned_iterations(algorithm: LearningModule, collector: Collector | ActorPool) -> int:
+def planned_iterations(algorithm: LearningModule, collector: Recorder | ActorPool) -> int:
     """Return the minimum number of iterations for the run's environment steps, if all rows are valid."""
     return -(-algorithm.max_env_steps // (collector.n_steps * collector.num_envs * algorithm.world_size))

@@ -13,9 +13,8 @@ import torch
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.data.agent_episodes import BehaviorPolicies
-from lightning_rl.data.collector import RunCollector
 from lightning_rl.data.episodes import Finished
-from lightning_rl.data.rollout import ExperienceDataset
+from lightning_rl.data.rollout import ExperienceDataset, RunCollector
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvSource
 from lightning_rl.envs.lessons import PlainSampler

@@ -37,7 +37,7 @@ from lightning_rl.checkpoints.validation import (
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.dataset import OfflineDataset, ReplayDataset
 from lightning_rl.data.self_play import SelfPlayOpponent
-from lightning_rl.data.shared import JointCollector
+from lightning_rl.data.shared import JointCollector, SideCollector
 from lightning_rl.data.turns import Turns
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
@@ -68,7 +68,7 @@ SEVERAL: Rules = {
     **RANK,
     **below("data/behaviors/*", EXPERIENCE),
     "data/behaviors/*/collector/open_iteration": MAPPING.or_null(),
-    **below("data/behaviors/*/collector/open_iteration?", Collector.open_iteration_rules),
+    **below("data/behaviors/*/collector/open_iteration?", SideCollector.open_iteration_rules),
     **below("data/collector", JointCollector.state_rules),
     **below("data/turns?", Turns.state_rules),
     **below("behaviors/*", Learner.state_rules),

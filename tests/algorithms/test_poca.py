@@ -11,9 +11,8 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 import lightning_rl as lrl
 from lightning_rl import GRU, LSTM, POCA, PPO, SettingError
-from lightning_rl.data.collector import NO_ENDS, Ends, Unroll
 from lightning_rl.data.groups import GroupRollout, add_group_values, group_minibatches, group_returns
-from lightning_rl.data.rollout import make_batch
+from lightning_rl.data.rollout import NO_ENDS, Ends, Unroll, make_batch
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.actor_critic import ScalarValue
 from lightning_rl.networks.group_critic import GroupActorCritic, GroupCritic
