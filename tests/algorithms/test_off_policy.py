@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,9 @@ from lightning_rl import DQN, SAC, TD3, load_policy
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.iteration import make_target
 from lightning_rl.data.collector import Collector
-from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.off_policy import Critic
-from lightning_rl.networks.q_network import CategoricalReturn, QNetwork
+from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.rewards.signal import Extrinsic
-from lightning_rl.types import Transition
-from lightning_rl.value_transforms import SymLog
 from tests.fitting import OFF_POLICY, Rows, fit, tiny, twins_slow, weights
 
 every_algorithm = pytest.mark.parametrize("algorithm", twins_slow(OFF_POLICY))
@@ -111,39 +106,6 @@ def signal(model: Any) -> Any:
     return model.reward_signals["extrinsic"]
 
 
-def test_the_density_of_an_action_is_that_in_unit_space():
-    model = tiny(SAC, "tests.environments:Anything-v0", env={"kwargs": {"action": "box"}})  # [-2, 1] x [0, 10]
-    x = torch.tensor([0.3, -0.5, -0.7, 0.1])  # two means, two log σ
-    unit = torch.linspace(-1, 1, 20_001)[1:-1]
-    log_prob = model.network.distribution.evaluate(x, torch.stack([unit, unit], -1))[0]
-    for dim in range(2):
-        assert torch.trapezoid(log_prob[:, dim].exp(), unit) == pytest.approx(1, abs=1e-3)
-    assert model.temperature.target.item() == -2  # on the same scale
-    with torch.no_grad():
-        entropy = model.actions.evaluate(
-            x.expand(100_000, 4), model.actions.noise(100_000, torch.Generator().manual_seed(0))
-        ).entropy.mean()
-    by_integral = -sum(torch.trapezoid(log_prob[:, d].exp() * log_prob[:, d], unit) for d in range(2))
-    assert entropy == pytest.approx(by_integral.item(), abs=0.02)
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
-@pytest.mark.parametrize("ent_coef", [0.2, "auto"])
-def test_rescaling_the_action_space_changes_nothing_that_sac_learns(ent_coef):
-    found = []
-    rescale = {"class_path": "gymnasium.wrappers.RescaleAction", "init_args": {"min_action": -1.0, "max_action": 1.0}}
-    for wrappers in ([], [rescale]):  # Box ±2 and ±1
-        env = {"num_envs": 1, "wrappers": wrappers}
-        settings = {"learning_starts": 86, "train_freq": 1, "ent_coef": ent_coef, "learning_rate": 1e-3, "compile": False}
-        model = tiny(SAC, "Pendulum-v1", env=env, **settings)
-        fit(model)
-        assert model.updates == 10
-        found.append((vector(model.critic), vector(model.network), model.temperature().item()))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.thorough
 @every_algorithm
 @pytest.mark.parametrize("num_envs", [1, 2, 8])
@@ -168,41 +130,6 @@ def test_discounts_and_rewards_are_not_rounded_where_networks_compute_in_bfloat1
     assert set(discounts) == {0.0, float(np.float32(0.99**n_steps))}
     sums = [1.2345678 * sum(0.99**i for i in range(k)) for k in range(1, n_steps + 1)]  # of windows that an end cuts short too
     assert all(min(abs(reward - total) for total in sums) < 1e-6 for reward in rewards)
-
-
-# library bugs (losses/soft_actor_critic.py, networks/q_network.py): `@` is a product that autocast rounds
-@pytest.mark.parametrize("name", ["soft value", "actor loss", "temperature loss", "mean of C51"])
-def test_losses_and_means_are_not_rounded_where_networks_compute_in_bfloat16(name):
-    random = torch.Generator().manual_seed(0)
-    q, entropy, alpha, z = (torch.rand(shape, generator=random) for shape in ((64, 1), (64, 2), (2,), (64, 51)))
-    compute = {
-        "soft value": lambda: losses.soft_value(q, entropy, alpha),
-        "actor loss": lambda: losses.actor_loss(q, entropy, alpha),
-        "temperature loss": lambda: losses.temperature_loss(alpha.log(), entropy, torch.tensor([-1.0, 0.5])),
-        "mean of C51": lambda: CategoricalReturn().mean(z),
-    }[name]
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = compute()
-    torch.testing.assert_close(rounded, compute())
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_dqn_adds_the_returns_of_its_streams_after_inverting_the_value_transform(double):
-    # true returns (100, 0) and (40, 40): the first action is better by 20, though symlog values would add up to less
-    streams = {"extrinsic": {"gamma": 0.5}, "rnd": {"gamma": 0.5}}
-    model = tiny(DQN, net_arch=[], value_transform="symlog", double=double, reward_signals=streams)
-    values = SymLog()(torch.tensor([[100.0, 0.0], [40.0, 40.0], [0.0, 0.0]]))
-    for network in (model.network, model.target):
-        layer = network.head[-1]
-        nn.init.zeros_(layer.weight)
-        with torch.no_grad():
-            layer.bias.copy_(values.flatten())
-    obs = torch.zeros(1, *model.spaces.observation.shape)
-    model.network.distribution.epsilon = 0.0
-    assert model.network.eval().sample(obs)[0].item() == 0
-    batch = Transition(obs, torch.tensor([0]), torch.zeros(1, 2), torch.full((1, 2), 0.5), obs, torch.ones(1), np.arange(1))
-    # h(0.5 · 100) is 0.683 below h(100), the second stream is 0 either way: the mean of ½ · 0.683² and 0
-    assert model.loss(batch)[0].item() == pytest.approx(0.25 * math.log(101 / 51) ** 2, rel=1e-4)
 
 
 @every_algorithm
@@ -313,22 +240,6 @@ def test_learning_waits_for_the_first_complete_window(algorithm, replay):
     assert weights(model).isfinite().all() and model.updates == 92  # in two steps of two environments no window is complete
 
 
-def test_exploration_falls_with_environment_steps():
-    rates = {}
-    for num_envs in (1, 8):
-        model = tiny(DQN, env={"num_envs": num_envs}, exploration_fraction=0.5, exploration_initial_eps=0.9, exploration_final_eps=0.1)
-        seen, training_step = [], model.training_step
-
-        def watched(batches, batch_idx, model=model, seen=seen, training_step=training_step):
-            seen.append(model.network.distribution.epsilon)
-            training_step(batches, batch_idx)
-
-        model.training_step = watched
-        fit(model)
-        rates[num_envs] = seen
-    assert rates[1] == rates[8] == pytest.approx([0.9, 0.9 - 0.8 / 3, 0.9 - 1.6 / 3, 0.1, 0.1, 0.1])
-
-
 # ---------------------------------------------------------------- targets
 
 
@@ -355,14 +266,6 @@ def test_targets_move_by_tau_exactly_and_in_time(algorithm, settings, moves):
 
     at_updates(model, look)
     assert moved == [(update, i) for update in moves for i in range(len(model.target_networks))]
-
-
-def test_the_policy_of_td3_waits_for_its_critics():
-    model = tiny(TD3, policy_delay=3)
-    actors, critics = [weights(model)], [vector(model.critic)]
-    at_updates(model, lambda model: (actors.append(weights(model)), critics.append(vector(model.critic))))
-    assert [k for k in range(1, 21) if not torch.equal(actors[k], actors[k - 1])] == list(range(3, 21, 3))
-    assert [k for k in range(1, 21) if not torch.equal(critics[k], critics[k - 1])] == list(range(1, 21))
 
 
 # ---------------------------------------------------------------- what must change nothing
@@ -426,42 +329,7 @@ def test_every_space_is_learned_in_and_its_policy_acts(algorithm, observation, a
         assert model.spaces.action.contains(legal)
 
 
-@pytest.mark.thorough
-def test_actions_that_a_mask_rules_out_are_not_taken(tmp_path):
-    for algorithm in (SAC, DQN):
-        model = tiny(algorithm)
-        fit(model).save_checkpoint(tmp_path / "a.ckpt")
-        masks, policy = np.eye(3, dtype=bool)[[0, 1, 2]], load_policy(tmp_path / "a.ckpt")
-        for deterministic in (True, False):
-            assert policy.act(np.zeros((3, 2)), action_mask=masks, deterministic=deterministic)[0].tolist() == [0, 1, 2]
-
-
 # ---------------------------------------------------------------- soft actor-critic
-
-
-def test_a_given_temperature_stays():
-    model = tiny(SAC, ent_coef=0.2)
-    assert at_updates(model, lambda model: model.temperature().item()) == pytest.approx([0.2] * 20)
-    assert len(model.configure_optimizers()) == 2 and len(tiny(SAC).configure_optimizers()) == 3
-
-
-@pytest.mark.parametrize("target_entropy, rises", [(5.0, True), (-5.0, False)])
-def test_the_temperature_rises_where_entropy_is_too_low_and_falls_where_it_is_too_high(target_entropy, rises):
-    alphas = at_updates(tiny(SAC, target_entropy=target_entropy, learning_rate=0.01), lambda model: model.temperature().item())
-    # the gradient of log α keeps its sign, so that Adam moves it by the learning rate each time
-    assert alphas[-1] == pytest.approx(math.exp(20 * 0.01 * (1 if rises else -1)), rel=0.02)
-    assert all((later > earlier) == rises for earlier, later in pairwise(alphas))
-
-
-@pytest.mark.thorough
-def test_each_kind_of_action_has_a_temperature_of_its_own():
-    kwargs, target = {"action": "hybrid"}, {"continuous": 100.0, "discrete": -5.0}
-    model = tiny(SAC, "tests.environments:Anything-v0", env={"kwargs": kwargs}, target_entropy=target, ent_coef="auto_0.1")
-    trainer = fit(model)
-    continuous, discrete = model.temperature().tolist()
-    assert continuous > 0.1 > discrete
-    logged = trainer.callback_metrics
-    assert logged["train/ent_coef_continuous"] > 0.1 > logged["train/ent_coef_discrete"]
 
 
 # ---------------------------------------------------------------- what is asked of all of them

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import AWAC, CQL, DQN, GRU, IQL, LSTM, SAC, TD3BC, RolloutEvaluator, SettingError, Trainer, load_policy
+from lightning_rl import AWAC, CQL, DQN, GRU, IQL, SAC, TD3BC, RolloutEvaluator, SettingError, Trainer, load_policy
 from lightning_rl.callbacks.progress import EnvStepsProgressBar
-from lightning_rl.demonstrations.dataset import Demonstration
 from lightning_rl.training.arguments import settings_of
 from lightning_rl.types import tree_to_numpy
 from tests.algorithms.test_probes import BEST, learned_values
@@ -161,14 +160,6 @@ def test_observations_are_normalized_by_all_steps_of_the_dataset(memory):
     np.testing.assert_allclose(statistics.mean, seen.mean(0), rtol=1e-4)
 
 
-def test_the_deviation_of_a_policy_is_cloned_too():
-    model = tiny(AWAC, BOX, online=True, max_env_steps=96, behavioral_cloning={"demo_path": at_random(BOX, "{}", episodes=2)})
-    distribution = model.network.distribution
-    x, action = torch.zeros(64, 2), torch.full((64, 2), 0.5)
-    distribution.drawn_error(x, action).sum().backward()
-    assert (distribution.log_std.grad > 0).all()  # a smaller deviation would err less
-
-
 @pytest.mark.thorough
 def test_evaluations_are_announced_for_the_iterations_that_they_wait_for(capsys):
     model = tiny(IQL, BOX, updates_per_iteration=8)
@@ -227,49 +218,6 @@ def test_the_best_actions_are_learned_from_random_ones(algorithm, action, settin
     actions = model.network.distribution.to_env(tree_to_numpy(model.network.sample(torch.tensor([[-1.0], [1.0]]), deterministic=True)[0]))
     leaves = [actions] if not isinstance(actions, dict) else [actions[key] for key in sorted(actions)]
     assert np.concatenate([leaf.ravel() for leaf in leaves]) == pytest.approx(BEST[action], abs=0.15)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("algorithm", [IQL, AWAC])
-def test_a_weight_of_one_clones_the_data(algorithm):
-    right = played(ObservedAction(action="discrete"), 200, rule=lambda obs: int(obs[0] < 0))  # the worst there is
-    env = {"kwargs": {"action": "discrete"}}
-    model = tiny(algorithm, "tests.environments:ObservedAction-v0", env=env, dataset=right, max_updates=400, beta=0.0, **FAST)
-    fit(model)
-    assert model.network.sample(torch.tensor([[-1.0], [1.0]]), deterministic=True)[0].tolist() == [1, 0]
-
-
-def test_td3_bc_climbs_the_critic_in_units_of_its_size_and_clones():
-    model = tiny(TD3BC, BOX)
-    batch = next(iter(next(iter(model.experience()))))
-    obs = model.network.normalizer(batch.obs)
-    action = model.network(obs)
-    q = model.critic(obs, action)[0, :, 0, 0]
-    by_hand = (action - batch.action).square().mean() - 2.5 * q.mean() / q.abs().mean()
-    assert model.actor_loss(batch, obs).item() == pytest.approx(by_hand.item(), rel=1e-5)
-
-
-def test_cql_without_its_gap_has_the_critic_loss_of_sac():
-    model, plain = tiny(CQL, BOX, cql_alpha=0.0, backup_entropy=True), tiny(SAC, BOX)
-    plain.load_state_dict(model.state_dict())
-    batch = next(iter(next(iter(model.experience()))))
-    model.noise = torch.Generator().manual_seed(0)
-    noise = model.actions.noise(8, torch.Generator().manual_seed(1))
-    ours, theirs = (each.critic_loss(batch, batch.obs, noise)[0].item() for each in (model, plain))
-    assert ours == pytest.approx(theirs, rel=1e-6)
-
-
-def test_the_gap_of_cql_grows_where_critics_expect_more_of_actions_that_the_data_do_not_show():
-    losses = {}
-    for alpha in (0.0, 5.0):
-        model = tiny(CQL, BOX, cql_alpha=alpha)
-        batch = next(iter(next(iter(model.experience()))))
-        model.noise = torch.Generator().manual_seed(0)
-        loss, _, metrics = model.critic_loss(batch, batch.obs, model.actions.noise(8, torch.Generator().manual_seed(1)))
-        losses[alpha] = loss.item(), metrics["conservative_gap"].item()
-    gap = losses[5.0][1]
-    assert gap == losses[0.0][1]
-    assert losses[5.0][0] - losses[0.0][0] == pytest.approx(0.5 * 5 * 2 * gap, rel=1e-5)  # two critics
 
 
 @pytest.mark.thorough
@@ -335,54 +283,3 @@ def test_priorities_begin_or_end_with_a_notice_where_a_run_is_continued(first, t
 def test_dqn_knows_no_offline_settings():
     with pytest.raises(SettingError, match="online is not a setting of DQN"):
         DQN("CartPole-v1", online=True)
-
-
-class NeverTwice(gym.Env):
-    """Rules out the action that was just taken, and is truncated after six steps."""
-
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.last = 0, None
-        return self.see()
-
-    def see(self):
-        mask = np.ones(3, bool)
-        if self.last is not None:
-            mask[self.last] = False
-        return np.array([self.t / 6, 0 if self.last is None else self.last / 3], np.float32), {"action_mask": mask}
-
-    def step(self, action):
-        self.t, self.last = self.t + 1, int(action)
-        obs, info = self.see()
-        return obs, 1.0, False, self.t >= 6, info
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("algorithm", [IQL, AWAC])
-def test_with_a_memory_the_last_observation_of_an_episode_whose_mask_rules_out_the_action_before_it_counts_nothing(algorithm):
-    rng, episodes = np.random.default_rng(0), []
-    for seed in range(10):
-        env = NeverTwice()
-        obs, info = env.reset(seed=seed)
-        seen, masks, actions = [obs], [info["action_mask"]], []
-        for _ in range(6):
-            actions.append(int(rng.choice(np.flatnonzero(masks[-1]))))
-            obs, _, _, _, info = env.step(actions[-1])
-            seen.append(obs)
-            masks.append(info["action_mask"])
-        none = np.zeros(6, bool)
-        episodes.append(Demonstration(np.array(seen), np.array(actions), np.ones(6), none, np.arange(6) == 5, np.array(masks)))
-    model = algorithm(
-        NeverTwice,
-        dataset=episodes,
-        max_updates=20,
-        updates_per_iteration=10,
-        batch_size=8,
-        memory=LSTM(4, 4),
-        net_arch=[8],
-        critic_net_arch=[8],
-    )
-    fit(model)
-    assert model.updates == 20 and torch.isfinite(weights(model)).all()

@@ -10,7 +10,7 @@ from lightning_rl.data.opponents import ScriptedOpponent
 from lightning_rl.data.self_play import Snapshots
 from lightning_rl.envs.games import GAMES, tic_tac_toe
 from lightning_rl.loggers import read_rows
-from lightning_rl.matches import describe_matches, play_matches
+from lightning_rl.matches import play_matches
 from lightning_rl.training.experience import make_self_play_opponent
 from tests.fitting import tiny
 
@@ -152,32 +152,6 @@ def test_the_random_player_is_not_a_folder_of_that_name(tmp_path, monkeypatch):
     assert matches.scores[0, 1].games == 2
 
 
-@pytest.mark.thorough
-def test_matches_in_two_environments_say_so(tmp_path):
-    for name in ("lightning_rl.envs.games.tic_tac_toe", f"{__name__}.another_tic_tac_toe"):
-        fit(game(name, max_env_steps=64), tmp_path / name)
-    files = [
-        next((tmp_path / each).rglob("last.ckpt")) for each in ("lightning_rl.envs.games.tic_tac_toe", f"{__name__}.another_tic_tac_toe")
-    ]
-    shown = describe_matches(play_matches(files, 4))
-    assert (
-        f"they were trained in several environments, 1 in lightning_rl.envs.games.tic_tac_toe, 2 in {__name__}.another_tic_tac_toe; a pair"
-        in shown
-    )
-    assert "several environments" not in describe_matches(play_matches([files[0], "random"], 4))
-
-
-def test_each_of_three_seats_counts_alike():
-    model = PPO("tests.agents.InTurn", n_steps=8, batch_size=8)  # the last seat wins by far, the first loses, whoever plays them
-    found = lrl.evaluate(model, 6, opponent="random", deterministic=False)
-    assert (found["points"], found["win_rate"], found["draw_rate"]) == (0.5, pytest.approx(1 / 3), pytest.approx(1 / 3))
-
-
-def test_matches_without_a_policy_are_refused():
-    with pytest.raises(SettingError, match=r"random and no\.such are none"):
-        play_matches(["random", "no.such"])
-
-
 def test_a_noisy_policy_is_evaluated_without_noise():
     model = game(cls=DQN, noisy=True, exploration_initial_eps=0.0, exploration_final_eps=0.0, buffer_size=100)
     model.network.train()
@@ -237,12 +211,3 @@ def test_an_opponent_that_is_neither_a_name_nor_a_function_is_refused(opponent):
 def test_random_moves_are_no_opponent_where_nobody_has_a_seat():
     with pytest.raises(SettingError, match="opponent random: this environment has no seats for opponents; leave it out"):
         lrl.evaluate(tiny(PPO, "CartPole-v1"), 1, opponent="random")
-
-
-@pytest.mark.thorough
-def test_two_scripted_players_meet_in_matches(tmp_path):
-    fit(game(max_env_steps=64), tmp_path)
-    matches = play_matches([next(tmp_path.rglob("last.ckpt")), last_legal, MINIMAX, "random"], 20)
-    assert {pair: score.games for pair, score in matches.scores.items()} == {(i, j): 20 for i in range(4) for j in range(4) if i != j}
-    assert matches.scores[1, 2].points <= 10 <= matches.scores[2, 1].points  # nobody beats perfect play
-    assert matches.scores[2, 3].points > 15

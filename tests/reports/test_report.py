@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from matplotlib.text import Text
 from pytorch_lightning import seed_everything
 
@@ -21,7 +20,6 @@ from lightning_rl import PPO, EnvConfig, SettingError, Trainer
 from lightning_rl.reports.figures import draw_diagnostics, line_styles, make_figure, png
 from lightning_rl.reports.groups import make_sections
 from lightning_rl.reports.runs import find_runs
-from lightning_rl.reports.tables import cut
 from tests.command_line import TINY, run
 from tests.reports.folders import write_run
 
@@ -43,18 +41,6 @@ def two_groups(folder):
     return folder
 
 
-def test_of_many_groups_the_best_is_compared_with_each_other_and_names_are_few(folder, capfd):
-    for rate in range(1, 8):
-        write_run(folder / f"v{rate}", {100: [0], 100 + rate: [rate % 5]}, seed=1, learning_rate=rate / 1000)
-    status, out, err = run("compare .", capfd)
-    assert (status, err) == (0, "")
-    pairs = [line.split(" over ") for line in out.splitlines() if line.startswith("  PPO") and " over " in line]
-    assert len(pairs) == 6 and all(one.strip() == "PPO learning_rate=0.004" for one, _ in pairs)
-    assert sum("one seed: there is no interval" in line for line in out.splitlines()) == 1
-    assert "and 4 more have one seed: there is no interval." in out
-    assert "environment steps: from 101 to 107. " in out
-
-
 def test_the_tables_hold_numbers_worked_by_hand(two_groups, capfd):
     status, out, err = run("compare PPO A2C --threshold 20", capfd)
     assert (status, err) == (0, "") and not list(two_groups.glob("*.*"))
@@ -71,23 +57,6 @@ def test_the_tables_hold_numbers_worked_by_hand(two_groups, capfd):
     (improvement,) = [line for line in lines if line[0] == "PPO over A2C"]
     assert improvement[1] == "0.50"
     assert ["PPO/v3", "PPO", "3", "200", "1,000.0"] in lines
-
-
-def test_groups_of_different_tasks_are_named_with_the_settings_that_make_them_different(folder, capfd):
-    env = {"id": "CartPole-v1", "num_envs": 8, "kwargs": {}, "atari": False, "wrappers": [], "frame_stack": None}
-    changed = {"num_envs": 16, "max_episode_steps": 50, "kwargs": {"sutton_barto_reward": False}}
-    for name, settings in {"as_it_is": env, "old": {"id": "CartPole-v1"}, "changed": env | changed}.items():
-        config = yaml.safe_load((write_run(folder / name, {100: [1]}) / "config.yaml").read_text())
-        config["model"]["class_path"], config["model"]["init_args"]["env"] = f"lightning_rl.{name}", settings
-        (folder / name / "config.yaml").write_text(yaml.safe_dump(config))
-    _, out, _ = run("compare as_it_is old", capfd)
-    assert "different tasks" not in out
-    _, out, _ = run("compare as_it_is old changed", capfd)
-    (line,) = [line for line in out.splitlines() if "different tasks" in line]
-    assert line == (
-        "The groups have different tasks, whose returns are not comparable: env.kwargs.sutton_barto_reward is not set in as_it_is and old, "
-        "False in changed; env.max_episode_steps is not set in as_it_is and old, 50 in changed."
-    )
 
 
 def test_a_threshold_that_no_run_reaches_has_no_time(two_groups, capfd):
@@ -344,10 +313,3 @@ def test_python_gets_the_figure_and_the_tables_of_the_command_line(two_groups, c
         lrl.compare("nowhere")
     with pytest.raises(SettingError, match="compare takes folders one by one"):
         lrl.compare(["A2C", "PPO"])
-
-
-def test_long_settings_are_shown_where_they_differ():
-    one, two = (f"lesson: {{name: easy, {'x' * 80}, size: {size}{'y' * 80}" for size in (3, 4))
-    assert cut(["0.1", "0.2"]) == ["0.1", "0.2"]
-    assert cut([one, two]) == [f"…{'x' * 12}, size: {size}{'y' * 38}…" for size in (3, 4)]
-    assert cut([one, two, "none"]) == [one, two, "none"], "cut at the start they would look alike"
