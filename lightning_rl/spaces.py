@@ -30,6 +30,8 @@ class Spaces(NamedTuple):
     teams: the teams of agents, if one team learns in each episode.
     joint: what observations contain under the key `joint`, in addition to an agent's `own`: the observations of `all` agents, or the
         environment's `state`.
+    groups: the number of groups of equal size in which the agents of a scene of Unity learn, listed one after the other; 0: all agents that
+        learn in an environment are a group.
     """
 
     observation: Space
@@ -39,6 +41,7 @@ class Spaces(NamedTuple):
     one_learns: bool = False
     joint: str = ""
     teams: tuple[tuple[str, ...], ...] = ()
+    groups: int = 0
 
     @property
     def rows(self) -> int:
@@ -46,6 +49,11 @@ class Spaces(NamedTuple):
         if self.teams:
             return len(self.teams[0])
         return 1 if self.one_learns else max(1, len(self.agents))
+
+    @property
+    def group_size(self) -> int:
+        """Return how many of these rows are a group."""
+        return self.rows // max(1, self.groups)
 
     def masks(self, *batch: int) -> Tree:
         """Return masks `[*batch, M]` that allow everything; () if the environment has no masks."""

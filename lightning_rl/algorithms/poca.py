@@ -71,6 +71,7 @@ class POCA(ActorCriticFields, Algorithm):
     attention_size: Annotated[int, Range(4)] = 64
     """Width of the attention over agents in the critic, a multiple of 4."""
 
+    learns_in_groups: ClassVar[bool] = True
     assignable: ClassVar[tuple[str, ...]] = ("n_epochs", "gae_lambda", "normalize_advantage", "baseline_coef")
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ class POCA(ActorCriticFields, Algorithm):
 
     @property
     def planned_updates(self) -> int:
-        return self.max_env_steps * self.n_epochs // (self.batch_size * self.spaces.rows)
+        return self.max_env_steps * self.n_epochs // (self.batch_size * self.spaces.group_size)
 
     def experience(self) -> GroupDataset:
         return GroupDataset(self.collect(self.n_steps), self.counterfactual)

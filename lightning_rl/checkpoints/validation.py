@@ -216,6 +216,7 @@ CONTENT: Rules = {
     "lightning_rl/masked?|in_turn?": FLAG,
     "lightning_rl/agents?/[]": TEXT,
     "lightning_rl/joint?": TEXT,
+    "lightning_rl/groups?": COUNT,
     "lightning_rl/parameters?/*": SAMPLER,
     "lightning_rl/attributes?/*": MAPPING,
     "lightning_rl/changes?/[]": TEXT,

@@ -1,6 +1,6 @@
 """Experience of groups: rollouts of agents with values of their groups, returns, and minibatches of whole groups.
 
-Shapes: E groups, the copies of an environment, of A agents each; row e · A + a is agent a of group e.
+Shapes: E groups, the copies of an environment or those in a scene of Unity, of A agents each; row e · A + a is agent a of group e.
 """
 
 from collections import deque

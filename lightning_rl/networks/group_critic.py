@@ -60,14 +60,14 @@ class GroupActorCritic(ActorCritic):
     """A policy for each agent, and a critic of groups of A agents. Each row is an agent; rows are in the order of their groups.
 
     Args:
-        spaces: spaces of one agent, with the names of all A agents.
+        spaces: spaces of one agent, with the names of all agents, and their groups.
         attention_size: width of an embedded agent in the critic.
         settings: settings of `ActorCritic`.
     """
 
     def __init__(self, spaces: Spaces, *, attention_size: int = 64, **settings: Any) -> None:
         super().__init__(spaces, **settings)
-        self.group_size = spaces.rows
+        self.group_size = spaces.group_size
         outputs, hidden = settings["streams"] * self.value_head.atoms, split_widths(settings["net_arch"], "vf")[1]
         seen, done = self.critic_memory.num_features, self.distribution.num_features
         self.critic = GroupCritic(seen, done, attention_size, hidden, settings["activation"], outputs)  # type: ignore[assignment]

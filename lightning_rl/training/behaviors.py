@@ -29,7 +29,7 @@ from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvConfig, EnvSource
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import closing_env
-from lightning_rl.envs.unity.scene import behavior_of, find_behaviors, find_roles
+from lightning_rl.envs.unity.scene import behavior_of, find_behaviors, find_roles, in_groups
 from lightning_rl.errors import SettingError, check_names, closest, nearest
 from lightning_rl.fields import as_settings, settings_of
 from lightning_rl.networks.acting import VisiblePolicy
@@ -68,6 +68,11 @@ class Behavior:
         critic_obs = getattr(self.learner, "keywords", {}).get("critic_obs", getattr(cls, "critic_obs", None))
         return critic_obs if isinstance(critic_obs, str) else ""
 
+    @property
+    def learns_in_groups(self) -> bool:
+        """Return whether its agents learn in the groups that they have in a scene of Unity."""
+        return bool(getattr(getattr(self.learner, "func", self.learner), "learns_in_groups", False))
+
     def choose(self, agents: Sequence[str]) -> list[str]:
         """Return the agents of an environment that have this behavior."""
         return choose_agents(self.patterns, agents)
@@ -94,7 +99,7 @@ class FrozenPolicy:
     def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
         self.checkpoint, self.behavior = str(checkpoint), behavior
         self.algorithm = choose_behavior(RunModule.load_from_checkpoint(checkpoint), behavior)
-        self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
+        self.keywords, self.learns_in_groups = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}, self.algorithm.learns_in_groups
 
     def __call__(self, env: SharedEnv | None, *, spaces: Spaces, max_env_steps: int) -> LearningModule:
         stored = self.algorithm
@@ -198,6 +203,8 @@ def find_unity_sides(env: EnvConfig, behaviors: Mapping[str, Behavior]) -> dict[
             if agent.rpartition("/")[0] in teams and agent not in agents:
                 raise SettingError(f"behavior {name}: {agent} is missing; the agents of a team share their policy in a scene of Unity")
         sides[name] = spaces._replace(agents=tuple(agents))
+        if behaviors[name].learns_in_groups:
+            sides[name] = in_groups(env, sides[name])
     return sides
 
 

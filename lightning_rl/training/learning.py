@@ -74,6 +74,8 @@ class LearningModule(RunModule):
     """Whether on-policy batches have `next_obs` and `terminated` for a loss; else they have them only if a reward signal needs them."""
     assignable: ClassVar[tuple[str, ...]] = ("env", "log_interval", "max_env_steps", "max_grad_norm")
     """Settings of a class that are read each time they are used, and may be assigned, as those may that follow a schedule."""
+    learns_in_groups: ClassVar[bool] = False
+    """Whether it learns groups of agents, which then have rows next to one another in a scene of Unity."""
     learned_otherwise: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of parameters that updates change without an optimizer."""
     target_networks: Sequence[tuple[nn.Module, nn.Module]] = ()

@@ -113,7 +113,10 @@ def stored_spaces(entries: Checkpoint) -> Spaces | dict[str, Spaces]:
 def _spaces(entries: Checkpoint) -> Spaces:
     observation, action = map(from_plain, entries["spaces"])
     agents = tuple(entries.get("agents", ())), entries.get("in_turn", False), entries.get("joint", "")
-    return Spaces(observation, action, entries.get("masked", False), *agents)
+    spaces = Spaces(observation, action, entries.get("masked", False), *agents, groups=entries.get("groups", 0))
+    if spaces.groups and len(spaces.agents) % spaces.groups:
+        raise ValueError(f"{len(spaces.agents)} agents in {spaces.groups} groups of equal size")
+    return spaces
 
 
 def _without_choices(settings: dict[str, object]) -> dict[str, object]:

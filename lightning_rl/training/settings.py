@@ -379,8 +379,6 @@ def check_groups(algorithm: AlgorithmPart) -> None:
     env = getattr(algorithm.env, "id", "the environment")
     if not spaces.agents:
         raise SettingError(f"{name} is for groups of agents, but {env} has one agent; use PPO")
-    if getattr(algorithm.env, "is_unity", False):
-        raise SettingError(f"{name} does not read the groups of Unity's agents yet; use PPO")
     if algorithm.self_play is not None and spaces.one_learns:
         raise SettingError(
             f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"
@@ -388,8 +386,9 @@ def check_groups(algorithm: AlgorithmPart) -> None:
     if spaces.one_learns:
         raise SettingError(f"{name} is for agents that move at the same time, but those of {env} move in turn; use PPO")
     if algorithm.env is not None:  # else it was loaded only to act
-        n_steps, groups = algorithm.n_steps, algorithm.num_envs // spaces.rows
-        check_divides(algorithm, groups, f"n_steps * env.num_envs = {n_steps} * {groups} = {n_steps * groups} steps of groups")
+        n_steps, groups = algorithm.n_steps, algorithm.num_envs // spaces.group_size
+        factor = "groups" if spaces.groups else "env.num_envs"
+        check_divides(algorithm, groups, f"n_steps * {factor} = {n_steps} * {groups} = {n_steps * groups} steps of groups")
 
 
 def check_divides(algorithm: AlgorithmPart, num: int, rows: str) -> None:

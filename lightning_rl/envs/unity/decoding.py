@@ -36,12 +36,14 @@ class BehaviorSpec(NamedTuple):
 class Agents(NamedTuple):
     """N agents of a behavior in a message.
 
-    reward: own and group reward since the last decision.  obs: arrays `[N, *shape]`, one for each observation.  mask: the legal choices
+    groups: the number of each one's group, 0: none.  reward: own and group reward since the last decision, and `group_reward`.  obs: arrays `[N, *shape]`, one for each observation.  mask: the legal choices
     `[N, sum(branches)]`, or None.  interrupted: whether an ended episode was truncated.
     """
 
     ids: list[int]
+    groups: list[int]
     reward: np.ndarray
+    group_reward: np.ndarray
     obs: list[np.ndarray]
     mask: np.ndarray | None
     interrupted: np.ndarray
@@ -90,9 +92,11 @@ def read_agents(infos: list[Any], spec: BehaviorSpec, behavior: str) -> Agents:
             forbidden = read_packed(info, "action_mask", np.bool_, mask.shape[1])
             if forbidden is not None:
                 mask[row] = ~forbidden
-    reward = np.array([info.reward + info.group_reward for info in infos], dtype=np.float64)
+    group_reward = np.array([info.group_reward for info in infos], dtype=np.float64)
+    reward = np.array([info.reward for info in infos], dtype=np.float64) + group_reward
     interrupted = np.array([info.max_step_reached for info in infos], dtype=bool)
-    return Agents([info.id for info in infos], reward, obs, mask, interrupted)
+    ids, groups = [info.id for info in infos], [info.group_id for info in infos]
+    return Agents(ids, groups, reward, group_reward, obs, mask, interrupted)
 
 
 def read_packed(message: Any, field: str, dtype: type, size: int) -> np.ndarray | None:

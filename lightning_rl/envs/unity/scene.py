@@ -3,11 +3,12 @@
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -17,8 +18,9 @@ from lightning_rl.distributed import launched_rank
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues, as_parameters, as_sampler
 from lightning_rl.envs.unity.channels import make_parameter
-from lightning_rl.envs.unity.decoding import Agents, BehaviorSpec
+from lightning_rl.envs.unity.decoding import BehaviorSpec
 from lightning_rl.envs.unity.player import Actions, Player, Turn
+from lightning_rl.envs.unity.seats import Seating, Seats
 from lightning_rl.envs.unity.settings import UnitySettings, find_executable
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces
@@ -26,85 +28,6 @@ from lightning_rl.types import Tree
 
 MAX_TURNS_ALONE = 10_000
 """Messages in a row in which no learning agent asks; after them an error reports that none ever does."""
-
-
-class Ended(NamedTuple):
-    """An agent whose episode ended: its place among those that ended in a message."""
-
-    agents: Agents
-    place: int
-
-    @property
-    def reward(self) -> float:
-        """Return its last reward."""
-        return float(self.agents.reward[self.place])
-
-    @property
-    def interrupted(self) -> bool:
-        """Return whether the episode was truncated."""
-        return bool(self.agents.interrupted[self.place])
-
-
-class Seats:
-    """The seats of the agents of one behavior and team in a player. An agent keeps its seat for all its episodes.
-
-    Args:
-        name: of the behavior, for messages.
-        num: number of seats.
-    """
-
-    def __init__(self, name: str, num: int) -> None:
-        self.name, self.num = name, num
-        self.seat_of: dict[int, int] = {}
-        """By the agent's id."""
-        self.present: set[int] = set()
-        self.asked: list[int] = []
-        """The seats of the agents that ask, in the message's order."""
-        self.acted: list[int] = []
-        """The seats that asked before."""
-        self.asking: Agents | None = None
-        self.ended: dict[int, Ended] = {}
-        """By seat, since the last decisions."""
-
-    def begin_step(self) -> None:
-        """Note that the agents that asked act."""
-        self.acted, self.asked = self.asked, []
-        self.ended.clear()
-
-    def note_ends(self, agents: Agents) -> None:
-        """Note which episodes ended; agents that never asked in theirs have none."""
-        for place, agent_id in enumerate(agents.ids):
-            seat = self.seat_of.get(agent_id, -1)
-            if seat in self.present:
-                self.ended[seat] = Ended(agents, place)
-                self.present.remove(seat)
-
-    def note_requests(self, agents: Agents) -> None:
-        """Seat the agents that ask for a decision. Raises `SettingError`: there are too few seats, or present agents do not ask."""
-        self.asking, self.asked = agents, [self._find_seat(agent_id) for agent_id in agents.ids]
-        waiting = self.present.difference(self.asked)
-        if waiting:
-            who = f"seat {min(waiting)} waits while {f'seat {self.asked[0]} asks' if self.asked else 'others ask'}"
-            way_out = "give their Decision Requesters one period and step"
-            raise SettingError(f"agents of {self.name} decide at different ticks ({who}): {way_out}")
-        self.present.update(self.asked)
-
-    def _find_seat(self, agent_id: int) -> int:
-        """Return the seat of an agent; a new one gets the lowest that was never taken, or else that of an agent that ended."""
-        if agent_id in self.seat_of:
-            return self.seat_of[agent_id]
-        seat = len(self.seat_of)
-        if seat >= self.num:
-            free = {taken: other for other, taken in self.seat_of.items() if taken not in self.present}
-            if not free:
-                raise SettingError(
-                    f"{self.num + 1} agents of {self.name} are present, and there are {self.num} seats: set env.kwargs.seats"
-                )
-            seat = min(free)
-            del self.seat_of[free[seat]]
-        self.seat_of[agent_id] = seat
-        self.present.add(seat)
-        return seat
 
 
 class Scene:
@@ -209,10 +132,10 @@ class Scene:
         """Return whether agents of a behavior, as Unity names it, learn."""
         return self.settings.behavior in (None, known_as(name))
 
-    def sit(self, seats: dict[str, int]) -> None:
-        """Take the seats of the agents that ask in the first message; `seats`: their numbers by behavior and team."""
+    def sit(self, seating: Mapping[str, Seating]) -> None:
+        """Take the seats of the agents that ask in the first message; `seating`: by behavior and team."""
         turn = self.wait_for_first()
-        self.first, self.seats = None, {name: Seats(known_as(name), num) for name, num in seats.items()}
+        self.first, self.seats = None, {name: Seats(known_as(name), *given) for name, given in seating.items()}
         for name, agents in turn.asking.items():
             if agents.ids and self.is_learner(name):
                 if name not in self.seats:
@@ -313,6 +236,22 @@ def find_spaces(config: EnvConfig) -> Spaces:
         raise SettingError(f"the scene has the behaviors {' and '.join(found)}: {ways}")
     (spaces,) = found.values()
     return spaces
+
+
+def in_groups(config: EnvConfig, spaces: Spaces) -> Spaces:
+    """Return the spaces of agents that learn in groups, those of a scene whose spaces were just found.
+
+    All groups have the size of the largest in the first message, or `seats`. An agent without a group is one by itself.
+    """
+    scene = KEPT[key_of(config)]
+    asking = scene.wait_for_first().asking
+    names = dict.fromkeys(f"{behavior}?team={team}" for behavior, team, _ in (agent.rsplit("/", 2) for agent in spaces.agents))
+    sizes = {
+        name: Counter(group or -1 - agent_id for agent_id, group in zip(asking[name].ids, asking[name].groups, strict=True)) for name in names
+    }
+    size = scene.settings.seats or max(max(counts.values()) for counts in sizes.values())
+    agents = [seat_name(name, seat) for name, counts in sizes.items() for seat in range(size * len(counts))]
+    return spaces._replace(agents=tuple(agents), groups=len(agents) // size)
 
 
 def find_roles(config: EnvConfig, behavior: str | None = None) -> dict[str, list[str]]:

@@ -10,7 +10,8 @@ from lightning_rl.envs.agents.world import Moves, World
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.unity.player import PlayerError
-from lightning_rl.envs.unity.scene import Ended, Scene, Seats, action_space, known_as, observation_space, open_scene
+from lightning_rl.envs.unity.scene import Scene, action_space, known_as, observation_space, open_scene
+from lightning_rl.envs.unity.seats import Report, Seating, Seats
 from lightning_rl.envs.unity.settings import DEFAULT_RESTARTS
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import FailureLimit
@@ -42,15 +43,16 @@ class UnityWorld(World):
         )
         self.places: dict[str, tuple[str, int]] = {}
         """By behavior and team: its side, and the index of its first agent there."""
-        self.counts: dict[str, int] = {}
-        """Number of seats by behavior and team."""
+        self.seating: dict[str, Seating] = {}
+        """By behavior and team."""
         for side_name, side in self.sides.items():
+            size = side.spaces.group_size if side.spaces.groups else 0
             for a, agent in enumerate(side.agents):
                 behavior, team, _ = agent.rsplit("/", 2)
                 name = f"{behavior}?team={team}"
                 self.places.setdefault(name, (side_name, a))
-                self.counts[name] = self.counts.get(name, 0) + 1
-        self.finals: dict[str, dict[int, Ended]] = {name: {} for name in self.sides}
+                self.seating[name] = Seating(self.seating.get(name, Seating(0)).num + 1, size)
+        self.finals: dict[str, dict[int, Report]] = {name: {} for name in self.sides}
         """The last messages of agents whose episodes the last step ended, by side and row."""
         self.reported: dict[str, deque[float]] = {}
         """The latest values of statistics that scenes report, whose mean is a metric."""
@@ -70,7 +72,7 @@ class UnityWorld(World):
 
     def _sit(self, scene: Scene) -> None:
         """Seat the agents that ask first. Raises `SettingError`: they have other spaces than the model."""
-        scene.sit(self.counts)
+        scene.sit(self.seating)
         for name, spec in scene.player.specs.items():
             if name in self.places:
                 spaces = self.sides[self.places[name][0]].spaces
@@ -155,14 +157,11 @@ class UnityWorld(World):
         reward, (ended, terminated, present) = np.zeros(side.num), np.zeros((3, side.num), dtype=bool)
         finals.clear()
         for first, seats in self._seated(name, copies):
-            asked = first + np.array(seats.asked, dtype=np.int64)
-            present[asked] = True
-            if seats.asking is not None:
-                reward[asked] = np.where(np.isin(seats.asked, seats.acted), seats.asking.reward, 0.0)  # else its episode begins
+            reward[first : first + seats.num] = seats.read_rewards()
+            present[first + np.array(seats.asked, dtype=np.int64)] = True
             for seat, last in seats.ended.items():
                 row = first + seat
-                reward[row], ended[row], terminated[row] = last.reward, True, not last.interrupted
-                finals[row] = last
+                ended[row], terminated[row], finals[row] = True, not last.interrupted, last
         for rows in (side.rows[e] for e in self.lost):
             side.valid[rows], side.unpaid[rows] = False, 0.0
         rows = side.rows[copies]
