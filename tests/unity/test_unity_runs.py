@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -23,19 +24,37 @@ from tests.apart import Apart, read
 from tests.unity.scenes import build, find_players
 
 
-@pytest.fixture
-def scene(folder):
-    """Build the scene `Reach` in the current folder, and look for its processes afterwards."""
+@contextmanager
+def built(folder, name):
+    """Build a scene in the current folder, and look for its processes afterwards."""
 
     def build_(*arguments):
-        build(folder, "--scene", "reach", *arguments, name="Reach")
-        return ["--model.env.id=unity:Reach", f"--model.env.kwargs.log_folder={folder}/logs"]
+        build(folder, "--scene", name.lower(), *arguments, name=name)
+        return [f"--model.env.id=unity:{name}", f"--model.env.kwargs.log_folder={folder}/logs"]
 
     yield build_
     for kept in KEPT.values():  # as at the end of a program, if a run did not begin
         kept.player.close()
     KEPT.clear()
     assert find_players(folder / "logs" / "Player-0.log") == []
+
+
+@pytest.fixture
+def scene(folder):
+    with built(folder, "Reach") as build_:
+        yield build_
+
+
+@pytest.fixture
+def coop(folder):
+    with built(folder, "Coop") as build_:
+        yield build_
+
+
+def read_last(folder, algorithm, metric):
+    """Return a metric at the end of the only run of an algorithm."""
+    (file,) = (folder / "runs" / algorithm).rglob("metrics.csv")
+    return float(read_rows(file)[-1][metric])
 
 
 def fit(scene, *options, steps=512, num_envs=1):
@@ -255,7 +274,10 @@ def test_an_evaluation_ends_though_the_scene_never_ends(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ("--model=POCA", "POCA does not read the groups of Unity's agents yet; use PPO"),
+        (
+            "--model=POCA --model.batch_size=60",
+            "batch_size 60 does not divide n_steps * groups = 128 * 16 = 2048",
+        ),
         ("--model=PPO --model.self_play={}", "self_play: all teams of unity:Reach learn at the same time"),
         ("--model=EvolutionStrategies", "EvolutionStrategies does not support multi-agent environments such as unity:Reach"),
         ("--model=PPO --evaluation.stop_at=1", "evaluation.stop_at and evaluation.patience need evaluation.every_n_env_steps"),
@@ -269,14 +291,59 @@ def test_what_is_not_supported_is_one_line(scene, capsys, options, line):
     assert "\n" not in err
 
 
+ON_POLICY = "--model.n_steps=64 --model.gamma=0.95 --model.learning_rate=1e-3"
+OFF_POLICY = "--model.gamma=0.95 --model.learning_rate=1e-3 --model.train_freq=1 --model.batch_size=128"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_ppo_learns_to_reach(scene, folder, capsys, seed):
-    own = "--model.n_steps=64 --model.batch_size=256 --model.n_epochs=4 --model.gamma=0.95 --model.learning_rate=1e-3"
-    assert fit(scene(), *own.split(), f"--seed_everything={seed}", steps=40_000) == 0
-    metrics = (folder / "runs" / "PPO" / "Reach" / "version_0" / "metrics.csv").read_text().splitlines()
-    column = metrics[0].split(",").index("rollout/ep_rew_mean")
-    assert float(metrics[-1].split(",")[column]) >= 1.7
+    own = f"{ON_POLICY} --model.batch_size=256 --model.n_epochs=4 --seed_everything={seed}"
+    assert fit(scene(), *own.split(), steps=40_000) == 0
+    assert read_last(folder, "PPO", "rollout/ep_rew_mean") >= 1.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "steps", "options"),
+    [
+        ("SAC", "", 20_000, OFF_POLICY),
+        ("PPO", "visual", 100_000, f"{ON_POLICY} --model.batch_size=256 --model.n_epochs=4"),
+        ("PPO", "", 60_000, f"{ON_POLICY} --model.batch_size=256 --model.n_epochs=4 --model.memory=LSTM"),
+    ],
+)
+def test_others_learn_to_reach(scene, folder, capsys, algorithm, kind, steps, options):
+    assert fit(scene("--kind", kind), f"--model={algorithm}", *options.split(), "--seed_everything=1", steps=steps) == 0
+    assert read_last(folder, algorithm, "rollout/ep_rew_mean") >= 1.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_poca_learns_to_arrive_as_a_group(coop, folder, capsys, seed):
+    own = ["--model=POCA", *ON_POLICY.replace("0.95", "0.97").split(), "--model.batch_size=64", f"--seed_everything={seed}"]
+    assert fit(coop(), *own, steps=100_000) == 0
+    assert read_last(folder, "POCA", "rollout/group_ep_rew_mean") >= 1.0
+
+
+@pytest.mark.thorough
+def test_poca_trains_groups_that_lose_members_and_continues(coop, folder, capsys):
+    own = [*coop("--count", "2"), "--model=POCA", "--model.n_steps=64", "--model.batch_size=64", "--model.log_interval=1"]
+    assert fit(own, steps=1_000) == 0
+    assert "POCA on unity:Coop, 1 copy of 6 agents that learn" in capsys.readouterr().out
+    assert -1.0 < read_last(folder, "POCA", "rollout/group_ep_rew_mean") < 1.5, "at most 3 x 0.5, at least 40 ticks x 0.02"
+    run = folder / "runs" / "POCA" / "Coop" / "version_0"
+    assert (run / "unity" / "Coop.onnx").is_file()
+    assert fit(own, f"--ckpt_path={run}/checkpoints/last.ckpt", steps=2_000) == 0
+    assert "a resumed run starts new episodes" in capsys.readouterr().out
+    assert main(["evaluate", "--ckpt_path", str(run), "--episodes=6", "--env={id: unity:Coop, kwargs: {log_folder: logs}}"]) == 0
+
+
+@pytest.mark.thorough
+def test_groups_of_one_behavior_of_several_learn(coop, folder, capsys):
+    behaviors = json.dumps({"coop": {"agents": "*", "learner": {"class_path": "POCA", "init_args": {"n_steps": 32, "batch_size": 64}}}})
+    assert fit([*coop("--count", "2"), "--model=MultiAgent", f"--model.behaviors={behaviors}"], "--model.log_interval=32", steps=64) == 0
+    assert read_last(folder, "MultiAgent", "coop/train/n_updates") > 0
+    assert lrl.MultiAgent.load_from_checkpoint(folder / "runs/MultiAgent/Coop/version_0").algorithms["coop"].spaces.groups == 2
 
 
 PAIR = json.dumps(
@@ -332,11 +399,6 @@ def test_a_behavior_of_several_knows_its_entities_and_goals(scene, folder):
             {"one": "Reach/0/0", "rest": ["Reach/0/[1-9]", "Chase/*"]},
             "",
             "behavior one: Reach/0/1 is missing; the agents of a team share their policy in a scene of Unity",
-        ),
-        (
-            {"all": "*"},
-            "--model.behaviors.all.learner=POCA",
-            "behavior all: POCA does not read the groups of Unity's agents yet; use PPO",
         ),
         (
             {"all": "*"},

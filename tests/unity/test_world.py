@@ -8,7 +8,7 @@ import pytest
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.stepping import make_agent_stepper
-from lightning_rl.envs.unity.scene import find_log_folder
+from lightning_rl.envs.unity.scene import find_log_folder, in_groups
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import WorkerError
 from tests.unity.scenes import build, find_players
@@ -29,12 +29,13 @@ def opened(tmp_path):
     """Open a scene whose messages are listed, or another one, and return its stepper; close it afterwards, and look for processes."""
     steppers = []
 
-    def open_(*messages, arguments=(), **settings):
+    def open_(*messages, arguments=(), by_group=False, **settings):
         listed = [message if isinstance(message, dict) else {PUSH: message} for message in messages]
         arguments = arguments or ("--scene", "listed", "--script", json.dumps(listed))
         kwargs = {"log_folder": str(tmp_path), **settings.pop("kwargs", {})}
         config = EnvConfig(f"unity:{build(tmp_path, *arguments)}", **{"num_envs": 1, **settings}, kwargs=kwargs)
-        steppers.append(make_agent_stepper(config, probe_spaces(config), 0))
+        spaces = probe_spaces(config)
+        steppers.append(make_agent_stepper(config, in_groups(config, spaces) if by_group else spaces, 0))
         return steppers[-1]
 
     yield open_
@@ -190,6 +191,79 @@ def test_a_behavior_that_appears_late_is_refused(opened):
     stepper.reset(seed=0)
     with pytest.raises(SettingError, match=r"the behavior Late\?team=0 appeared after the first message; choose .* env.kwargs.behavior"):
         step(stepper)
+
+
+def test_members_of_a_group_have_rows_next_to_one_another(opened):
+    stepper = opened(
+        [agent(0, 1, group=8), agent(1, 2, group=5), agent(2, 3, group=8), agent(3, 4)],
+        [agent(1, 5, group=5), ended(2, 6, 0.0), agent(9, 7, group=5), agent(0, 8, group=8), agent(3, 9)],
+        by_group=True,
+    )
+    assert (stepper.side.spaces.groups, stepper.side.spaces.group_size) == (3, 2)
+    assert stepper.side.agents == ["Push/0/0", "Push/0/1", "Push/0/2", "Push/0/3", "Push/0/4", "Push/0/5"]
+    assert stepper.reset(seed=0)[0].tolist() == [[1], [3], [2], [0], [4], [0]], "groups 8 and 5, and an agent without a group"
+    assert stepper.present.tolist() == [True, True, True, False, True, False]
+    second = step(stepper)
+    assert second.obs.tolist() == [[8], [0], [5], [7], [9], [0]], "a member that joins its group sits with it"
+    assert (second.ended.tolist(), stepper.present.tolist()) == ([1], [True, False, True, True, True, False])
+
+
+@pytest.mark.thorough
+def test_a_group_is_paid_once_and_its_members_their_own_reward_too(opened):
+    shared = {"group": 1, "group_reward": 0.5}
+    messages = (
+        [agent(0, 1, group=1), agent(1, 2, group=1), agent(2, 3, group=2)],
+        [agent(0, 4, reward=0.25, **shared), agent(1, 5, reward=-0.25, **shared), agent(2, 6, group=2, group_reward=2.0)],
+    )
+    one_by_one, stepper = opened(*messages), opened(*messages, by_group=True)
+    for each, rewards in ((one_by_one, [0.75, 0.25, 2.0]), (stepper, [0.75, -0.25, 2.0, 0.0])):
+        each.reset(seed=0)
+        assert step(each).reward.tolist() == rewards
+
+
+@pytest.mark.thorough
+def test_a_member_that_goes_on_tells_what_its_group_was_paid(opened):
+    stepper = opened(
+        [agent(0, 1, group=1), agent(1, 2, group=1)],
+        [agent(0, 3, group=1, reward=1.0, group_reward=0.5, done=True)],
+        [agent(1, 4, group=1, group_reward=0.75), agent(0, 5, group=1, group_reward=9.0)],
+        [agent(1, 6, group=1, group_reward=1.0, done=True)],
+        [agent(0, 7, group=1, group_reward=2.0, done=True)],
+        [agent(0, 8, group=1), agent(1, 8, group=1)],
+        by_group=True,
+    )
+    stepper.reset(seed=0)
+    first = step(stepper)
+    assert (first.ended.tolist(), first.reward.tolist()) == ([0], [1.0, 0.75]), "what it was paid until the later message"
+    assert (first.episode_start.tolist(), first.obs.tolist()) == ([True, False], [[5], [4]]), "a member may come back at once"
+    second = step(stepper)
+    assert (second.ended.tolist(), second.reward.tolist()) == ([0, 1], [2.0, 0.0]), "of those that ended, the last"
+
+
+@pytest.mark.thorough
+def test_a_new_group_takes_the_rows_of_one_that_is_gone(opened):
+    stepper = opened(
+        [agent(0, 1, group=1), agent(1, 2, group=2)],
+        [ended(0, 3, 1.0), agent(7, 4, group=3), agent(1, 5, group=2)],
+        [agent(7, 6, group=3), agent(1, 7, group=2), agent(8, 8, group=4)],
+        by_group=True,
+    )
+    stepper.reset(seed=0)
+    assert step(stepper).obs.tolist() == [[4], [5]]
+    with pytest.raises(SettingError, match=r"^3 groups of Push are present, and there are seats of 2: let all of them ask in the first"):
+        step(stepper)
+
+
+@pytest.mark.thorough
+def test_a_group_with_more_members_than_at_first_needs_seats(opened):
+    messages = [agent(0, 1, group=1), agent(1, 2, group=2)], [agent(0, 3, group=1), agent(1, 4, group=2), agent(2, 5, group=2)]
+    stepper = opened(*messages, by_group=True)
+    stepper.reset(seed=0)
+    with pytest.raises(SettingError, match=r"^2 agents of a group of Push are present, and there are 1 seats: set env.kwargs.seats$"):
+        step(stepper)
+    stepper = opened(*messages, by_group=True, kwargs={"seats": 2})
+    stepper.reset(seed=0)
+    assert step(stepper).obs.tolist() == [[3], [0], [4], [5]]
 
 
 @pytest.mark.thorough

@@ -36,8 +36,9 @@ class BehaviorSpec(NamedTuple):
 class Agents(NamedTuple):
     """N agents of a behavior in a message.
 
-    groups: the number of each one's group, 0: none.  reward: own and group reward since the last decision, and `group_reward`.  obs: arrays `[N, *shape]`, one for each observation.  mask: the legal choices
-    `[N, sum(branches)]`, or None.  interrupted: whether an ended episode was truncated.
+    groups: the number of each one's group, 0: none.  reward: own and group reward since the last decision; group_reward: the latter.
+    obs: arrays `[N, *shape]`, one for each observation.  mask: the legal choices `[N, sum(branches)]`, or None.
+    interrupted: whether an ended episode was truncated.
     """
 
     ids: list[int]

@@ -20,7 +20,7 @@ from lightning_rl.envs.lessons import LessonValues, as_parameters, as_sampler
 from lightning_rl.envs.unity.channels import make_parameter
 from lightning_rl.envs.unity.decoding import BehaviorSpec
 from lightning_rl.envs.unity.player import Actions, Player, Turn
-from lightning_rl.envs.unity.seats import Seating, Seats
+from lightning_rl.envs.unity.seats import Seating, Seats, key_of_group
 from lightning_rl.envs.unity.settings import UnitySettings, find_executable
 from lightning_rl.errors import SettingError, nearest
 from lightning_rl.spaces import Spaces
@@ -246,9 +246,7 @@ def in_groups(config: EnvConfig, spaces: Spaces) -> Spaces:
     scene = KEPT[key_of(config)]
     asking = scene.wait_for_first().asking
     names = dict.fromkeys(f"{behavior}?team={team}" for behavior, team, _ in (agent.rsplit("/", 2) for agent in spaces.agents))
-    sizes = {
-        name: Counter(group or -1 - agent_id for agent_id, group in zip(asking[name].ids, asking[name].groups, strict=True)) for name in names
-    }
+    sizes = {name: Counter(key_of_group(*agent) for agent in zip(asking[name].ids, asking[name].groups, strict=True)) for name in names}
     size = scene.settings.seats or max(max(counts.values()) for counts in sizes.values())
     agents = [seat_name(name, seat) for name, counts in sizes.items() for seat in range(size * len(counts))]
     return spaces._replace(agents=tuple(agents), groups=len(agents) // size)

@@ -96,7 +96,7 @@ class Seats:
         present, first = {*self.seat_of.values()}, 0
         if self.in_groups:
             occupied = {seat // self.size for seat in present}
-            number = find_place(self.groups, group or -1 - agent_id, len(self.members), occupied)
+            number = find_place(self.groups, key_of_group(agent_id, group), len(self.members), occupied)
             if number is None:
                 raise SettingError(
                     f"{len(self.members) + 1} groups of {self.name} are present, and there are seats of {len(self.members)}: "
@@ -122,6 +122,11 @@ class Seats:
             reward[seat] = report.reward - (report.group_reward if is_paid else 0.0)
             paid.add(seat // self.size)
         return reward
+
+
+def key_of_group(agent_id: int, group: int) -> int:
+    """Return the number of an agent's group in Unity; a number of its own, below 0, for an agent without a group."""
+    return group or -1 - agent_id
 
 
 def find_place(taken: dict[int, int], key: int, num: int, occupied: Collection[int]) -> int | None:

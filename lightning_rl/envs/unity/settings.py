@@ -26,7 +26,8 @@ class UnitySettings:
         behavior: name of the behavior that learns, if the scene has several; agents of others do nothing.
         port: of the first player, the next ones count up; default: 5004 for the editor, free ports for executables.
         timeout_wait: seconds to wait for a message.
-        seats: rows for the agents of each behavior and team in a player, for POCA of each group; default: the number of those that ask first.
+        seats: rows for the agents of each behavior and team in a player, and with POCA for those of each group; default: the number of
+            agents that ask first.
         no_graphics: start executables without graphics.
         env_args: further arguments of executables.
         num_areas: copies of the training area, for scenes with Unity's Training Area Replicator.
