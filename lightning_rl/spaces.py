@@ -30,7 +30,7 @@ class Spaces(NamedTuple):
     teams: the teams of agents, if one team learns in each episode.
     joint: what observations contain under the key `joint`, in addition to an agent's `own`: the observations of `all` agents, or the
         environment's `state`.
-    groups: the number of groups of equal size in which the agents of a scene of Unity learn, listed one after the other; 0: all agents that
+    groups: the number of groups of equal size that the agents of a scene of Unity are in, listed one after the other; 0: all agents that
         learn in an environment are a group.
     """
 
@@ -53,7 +53,7 @@ class Spaces(NamedTuple):
     @property
     def group_size(self) -> int:
         """Return how many of these rows are a group."""
-        return self.rows // max(1, self.groups)
+        return len(self.agents) // self.groups if self.groups else self.rows
 
     def masks(self, *batch: int) -> Tree:
         """Return masks `[*batch, M]` that allow everything; () if the environment has no masks."""

@@ -18,7 +18,6 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.stepper import Opponent
-from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.unity.scene import find_roles, in_groups
@@ -190,9 +189,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
                 f"critic_obs {joint} is not in the given spaces; a Behavior takes it from partial(PPO, critic_obs={joint!r})"
             )
         if self.self_play is not None:
-            if getattr(self.env, "is_unity", False):
-                raise SettingError(f"self_play: all teams of {self.env.name} learn at the same time; leave it out")
-            self.self_play, self.spaces = prepare_self_play(self.self_play, self.spaces, isinstance(self.env, SharedEnv))
+            self.self_play, self.spaces = prepare_self_play(self.self_play, self.spaces, self.env)
         self.memory = as_memory(self.memory)
         built = {"env": self.env, "memory": self.memory, "self_play": self.self_play}
         built |= {"entities": self.entities, "goals": self.goals} if is_scene else {}

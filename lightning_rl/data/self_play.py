@@ -50,7 +50,10 @@ class SelfPlayConfig:
             function).
         teams: for one behavior, patterns of the agents of each team, such as `[red_*, blue_*]`: in each copy all agents of one team learn;
             null: one agent learns.
-        team_change: for several behaviors, environment steps of this one after which the next one learns; null: 5 · save_steps.
+        team_change: for several behaviors, and for the teams of a scene of Unity, environment steps of the one that learns after which the
+            next one does; null: 5 · save_steps.
+        swap_steps: for scenes of Unity, whose episodes do not begin together, environment steps of the others after which they are drawn
+            again; elsewhere they are drawn for each episode.
     """
 
     window: Annotated[int, Range(1)] = 10
@@ -60,6 +63,7 @@ class SelfPlayConfig:
     opponents: list[str | Script] = field(default_factory=list)
     teams: list[str | list[str]] | None = None
     team_change: Annotated[int, Range(1)] | None = None
+    swap_steps: Annotated[int, Range(1)] = 2_000
 
     def __post_init__(self) -> None:
         read_fields(self, "self_play.")

@@ -10,8 +10,9 @@ import numpy as np
 
 from lightning_rl.checkpoints.validation import COUNT, FLAG, FLAGS, FLOATS, TEXT, Rules, below
 from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
+from lightning_rl.distributed import num_ranks
 from lightning_rl.envs.agents.stepper import points
-from lightning_rl.envs.agents.world import World
+from lightning_rl.envs.agents.world import World, find_results
 from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map
 
@@ -60,6 +61,8 @@ class Turns:
         """Mean return of each side's agents in the current episode of each copy."""
         self.start = {name: np.ones(side.num, dtype=bool) for name, side in self.sides.items()}
         """Rows that have not moved in their episode."""
+        self.steps_played = dict.fromkeys(rivals, 0)
+        """Steps of each side since its players were drawn."""
         self.seen: dict[str, Tree] = {}
         """Observations on which the waiting behaviors acted."""
 
@@ -102,12 +105,13 @@ class Turns:
             opponent.playing[:] = NEWEST
             self.start[name] = np.ones(self.sides[name].num, dtype=bool)
             self.returns[name][:] = 0.0
-        self._draw(np.arange(self.world.num_copies))
+        self._draw(self.world.all, self.waiting)
 
-    def _draw(self, copies: np.ndarray) -> None:
-        """Draw the players of the sides that do not learn, in copies whose episodes begin."""
-        for name in self.waiting:
+    def _draw(self, copies: np.ndarray, names: Collection[str]) -> None:
+        """Draw the players of sides that do not learn in K copies."""
+        for name in names:
             self.opponents[name].begin(copies, np.zeros(len(copies), dtype=np.int64))
+            self.steps_played[name] = 0
 
     def act(self) -> dict[str, Tree]:
         """Return the actions `[N, ...]` of the waiting behaviors."""
@@ -130,6 +134,9 @@ class Turns:
         for name in self.opponents:
             self.start[name] = steps[name].episode_start
             self.returns[name] += finite_rewards(steps[name].reward).reshape(self.world.num_copies, -1).mean(1)
+        if self.world.is_endless and self.opponents:
+            self._watch_endless(steps)
+            return
         over = np.flatnonzero(self.world.lengths == 0)
         if len(over) and self.opponents:
             for name in self.waiting:
@@ -137,7 +144,19 @@ class Turns:
                 self.opponents[name].finish(over, points(both, np.zeros(len(over), dtype=np.int64)))
             for returns in self.returns.values():
                 returns[over] = 0.0
-            self._draw(over)
+            self._draw(over, self.waiting)
+
+    def _watch_endless(self, steps: Mapping[str, EnvStep]) -> None:
+        """Note the learner's games that ended, and draw players anew that have made `swap_steps` steps."""
+        step, spaces = steps[self.learner], self.sides[self.learner].spaces
+        groups = -1, spaces.group_size if spaces.groups else 1
+        ended = (step.terminated | step.truncated).reshape(groups)
+        finished, results = find_results(finite_rewards(step.reward).reshape(groups), ended, step.valid.reshape(groups))
+        for name in self.waiting:
+            self.opponents[name].finish(finished * self.world.num_copies // len(ended), results)
+            self.steps_played[name] += int(steps[name].valid.sum())
+            if self.steps_played[name] * num_ranks() >= self.opponents[name].config.swap_steps:
+                self._draw(self.world.all, [name])
 
     def get_state(self) -> State:
         """Return everything that the next steps depend on, as plain data."""

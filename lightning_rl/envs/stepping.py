@@ -29,6 +29,7 @@ from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.state import choose_way, seed_spaces
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.sync import close_env, closing_env
+from lightning_rl.envs.unity.stepper import TeamStepper
 from lightning_rl.envs.unity.world import UnityWorld
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, keep_running
@@ -207,8 +208,10 @@ def make_fitting_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool
 def make_agent_stepper(env: EnvSource, spaces: Spaces, first: int, seats: bool | None = None) -> RowStepper | SeatStepper:
     """Make the stepper of an environment of several agents with one policy; arguments as in `make_fitting_stepper`."""
     if spaces.teams:
-        agents = list(spaces.agents)
-        return SeatStepper(make_serial_world(env, {SIDE: spaces}, first), np.array([[*map(agents.index, team)] for team in spaces.teams]))
+        teams = np.array([[*map(spaces.agents.index, team)] for team in spaces.teams])
+        if isinstance(env, EnvConfig) and env.is_unity:
+            return TeamStepper(UnityWorld(env, {SIDE: spaces}, first), teams)
+        return SeatStepper(make_serial_world(env, {SIDE: spaces}, first), teams)
     if not (spaces.one_learns if seats is None else seats):
         return RowStepper(make_world(env, {SIDE: spaces}, first))
     if isinstance(env, EnvConfig) and env.name in GAMES and not spaces.joint:

@@ -333,28 +333,36 @@ def make_opponent(name: str, spaces: Spaces, num_rows: int) -> Opponent:
     return ScriptedOpponent(SCRIPTS[name] if name in SCRIPTS else find_script(name), name, spaces.action)
 
 
-def prepare_self_play(setting: object, spaces: Spaces, several: bool) -> tuple[SelfPlayConfig, Spaces]:
+def prepare_self_play(setting: object, spaces: Spaces, env: object) -> tuple[SelfPlayConfig, Spaces]:
     """Return the setting `self_play`, and the spaces of a game in which one agent (in changing seats) or one team learns.
 
-    `several`: the algorithm is one of several behaviors, which take turns learning; all its agents learn in its turn.
+    `env`: that of the algorithm: None if it is loaded only to act; a `SharedEnv` if it is one of several behaviors, which take turns
+    learning, each with all its agents.
 
     Raises:
         SettingError: the setting is invalid, or the environment has a single agent.
     """
-    config = as_settings("self_play", SelfPlayConfig, setting)
-    if several and config.teams is not None:
-        raise SettingError("self_play.teams is for a single policy; with several behaviors, each one is a team: leave it out")
-    if several:
-        return config, spaces
-    if config.team_change is not None:
-        raise SettingError("self_play.team_change is for several behaviors of MultiAgent, which take turns learning; leave it out")
-    if len(spaces.agents) < 2:
-        raise SettingError("self_play needs a multi-agent game, such as pettingzoo.classic.connect_four_v3; leave it out")
-    if config.teams is None:
-        return config, spaces._replace(one_learns=True, teams=())
-    if spaces.one_learns:
-        raise SettingError("self_play.teams is for agents that move at the same time, but those of this game take turns; leave it out")
-    return config, spaces._replace(teams=find_teams(config.teams, spaces.agents))
+    config, is_unity = as_settings("self_play", SelfPlayConfig, setting), getattr(env, "is_unity", False)
+    if isinstance(env, SharedEnv):
+        if config.teams is not None:
+            raise SettingError("self_play.teams is for a single policy; with several behaviors, each one is a team: leave it out")
+    elif is_unity and config.teams is None:
+        teams: list[str | list[str]] = [f"{team}/*" for team in dict.fromkeys(agent.rpartition("/")[0] for agent in spaces.agents)]
+        if len(teams) == 1:
+            raise SettingError(f"self_play needs agents of two teams, but those of the scene are all in one, {teams[0]}; leave it out")
+        config = replace(config, teams=teams)
+    elif env is not None and not is_unity:
+        if config.team_change is not None:
+            raise SettingError("self_play.team_change is for several behaviors of MultiAgent, which take turns learning; leave it out")
+        if len(spaces.agents) < 2:
+            raise SettingError("self_play needs a multi-agent game, such as pettingzoo.classic.connect_four_v3; leave it out")
+        if config.teams is None:
+            return config, spaces._replace(one_learns=True, teams=())
+        if spaces.one_learns:
+            raise SettingError("self_play.teams is for agents that move at the same time, but those of this game take turns; leave it out")
+    if not is_unity and env is not None and config.swap_steps != SelfPlayConfig.swap_steps:
+        raise SettingError("self_play.swap_steps is for scenes of Unity; elsewhere an opponent plays whole episodes: leave it out")
+    return config, spaces if config.teams is None else spaces._replace(teams=find_teams(config.teams, spaces.agents))
 
 
 def find_teams(patterns: Sequence[str | Sequence[str]], agents: Sequence[str]) -> tuple[tuple[str, ...], ...]:

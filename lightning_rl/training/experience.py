@@ -39,6 +39,7 @@ from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSource, count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
+from lightning_rl.envs.unity.stepper import TeamStepper
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import Precision
 from lightning_rl.rewards.gail import GAIL
@@ -144,6 +145,8 @@ def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rol
         seat_opponents(stepper, network)
     else:
         stepper.opponent = make_self_play_opponent(algorithm, len(stepper.seats))  # type: ignore[union-attr]
+        if isinstance(stepper, TeamStepper):
+            stepper.swap_steps, stepper.team_change = algorithm.self_play.swap_steps, algorithm.self_play.turn_steps
     kind: Callable[..., SteppingCollector] = Collector
     if rollouts and isinstance(getattr(stepper, "envs", None), HostView):
         kind = partial(TensorCollector, cuda_graph=algorithm.compile is not False)

@@ -354,6 +354,64 @@ class Coop:
                 body.place = [max(-1.5, min(1.5, place + 0.1 * step)) for place, step in zip(body.place, moves, strict=True)]
 
 
+class Race:
+    """Games of two teams: the one of which somebody reaches the target first wins, and after 40 ticks nobody does.
+
+    `--kind groups`: teams of two, which are groups that win and lose together.
+    """
+
+    names = "Race?team=0", "Race?team=1"
+
+    def __init__(self, academy, args):
+        self.academy, self.random = academy, random.Random(academy.init.seed)
+        self.shared, ids, groups = args.kind == "groups", itertools.count(), itertools.count(1)
+        academy.specs |= dict.fromkeys(self.names, (2, ()))
+        self.games = []
+        for _ in range(args.count or 8):
+            teams = [[Body(name, group) for _ in range(1 + self.shared)] for name in self.names for group in [next(groups) * self.shared]]
+            for body in (each for team in teams for each in team):
+                body.id = next(ids)
+            self.games.append(teams)
+
+    def begin(self):
+        for teams in self.games:
+            self.start(teams)
+
+    def start(self, teams):
+        draw = self.random.uniform
+        target = [draw(-1, 1), draw(-1, 1)]
+        for body in (each for team in teams for each in team):
+            body.begin()
+            body.place, body.target = [draw(-1, 1), draw(-1, 1)], target
+
+    def put(self, body, done=False, interrupted=False):
+        seen = [vector([*body.place, *body.target], "state")]
+        self.academy.put(body.behavior, body.id, seen, body.reward, done, interrupted, (), body.group, body.group_reward)
+
+    def step(self):
+        for teams in self.games:
+            if teams[0][0].age:
+                arrived = [any(math.dist(body.place, body.target) < 0.2 for body in team) for team in teams]
+                late = teams[0][0].age == 40
+                for team, own, others in zip(teams, arrived, reversed(arrived), strict=True):
+                    for body in team if late or any(arrived) else ():
+                        name = "group_reward" if self.shared else "reward"
+                        setattr(body, name, float(own) - float(others))
+                        self.put(body, True, late and not any(arrived))
+                if late or any(arrived):
+                    self.start(teams)
+            for body in (each for team in teams for each in team):
+                self.put(body)
+                body.age += 1
+        return True
+
+    def apply(self, actions):
+        for body in (each for teams in self.games for team in teams for each in team):
+            if body.id in actions:
+                moves = (max(-1.0, min(1.0, step)) for step in actions[body.id][0])
+                body.place = [max(-1.5, min(1.5, place + 0.1 * step)) for place, step in zip(body.place, moves, strict=True)]
+
+
 class Ball:
     """Sends the same message again and again: what remains is the exchange itself. `--size`: of a picture; `--repeat`: without reading
     what is sent, for measurements."""
@@ -423,7 +481,7 @@ class Listed:
         pass
 
 
-SCENES = {"mixed": Mixed, "reach": Reach, "coop": Coop, "ball": Ball, "listed": Listed}
+SCENES = {"mixed": Mixed, "reach": Reach, "coop": Coop, "race": Race, "ball": Ball, "listed": Listed}
 
 
 def main():

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lightning_rl.envs.agents.world import World
+from lightning_rl.envs.agents.world import Moves, World
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import finite_rewards
 from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map
@@ -203,14 +203,17 @@ class SeatStepper(WorldStepper):
         played = self.opponent.act(*side.newest(others), others, ~side.moved[others]) if len(others) else ()
         parts = [(rows, chosen) for rows, chosen in ((learners, action), (others, played)) if len(chosen)]
         moves, over = world.step(copies, {SIDE: spread(parts, side.num)})
-        made = moves[SIDE]
+        self._finish(copies, moves[SIDE], over)
+        world.look(copies)
+
+    def _finish(self, copies: np.ndarray, made: Moves, over: np.ndarray) -> None:
+        """Note what a step of K copies did, and begin the next episodes of those that are over, `[K]`, or whose learners all ended."""
         self.returns[copies] += made.reward if is_finite(made.reward) else finite_rewards(made.reward)
-        if not world.ends_together:
+        if not self.world.ends_together:
             seat = np.arange(len(copies))[:, None], self.members[self.seats[copies]]
             over = over | (made.ended[seat].any(1) & ~made.present[seat].any(1))
         if over.any():
             self._begin_next(copies[over])
-        world.look(copies)
 
     def _begin_next(self, over: np.ndarray) -> None:
         """Begin the next episodes of K copies, with the learners in the next seat."""

@@ -140,6 +140,15 @@ def take(obs: Tree, mask: Tree, rows: np.ndarray) -> tuple[Tree, Tree]:
     return tree_index(obs, rows), mask[rows] if len(mask) else ()
 
 
+def find_results(reward: np.ndarray, ended: np.ndarray, was_present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which groups of an endless world finished a game, and its results: 1 won, ½ drawn, 0 lost, by the sign of the last reward.
+
+    A group finishes with its last member.  reward, ended, was_present: of the G groups' members in a step, `[G, A]`.
+    """
+    finished = np.flatnonzero(ended.any(1) & (ended | ~was_present).all(1))
+    return finished, 0.5 + 0.5 * np.sign((reward * ended)[finished].sum(1))
+
+
 def gather_success(infos: Mapping[int, Info], num: int) -> Info:
     """Return the success reported in the infos of rows as arrays `[num]`, with gymnasium's mask of the rows that report it."""
     for name in SUCCESS:
@@ -199,6 +208,8 @@ class World:
 
     ends_together = False
     """Whether all agents of a copy end in the same step."""
+    is_endless = False
+    """Whether agents begin their next episodes by themselves, so that copies are never over; the results of games are `find_results`."""
 
     def __init__(
         self,

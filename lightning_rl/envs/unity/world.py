@@ -36,6 +36,8 @@ class UnityWorld(World):
         first: the index of the first player among those of all ranks.
     """
 
+    is_endless = True
+
     def __init__(self, config: EnvConfig, sides: Mapping[str, Spaces], first: int = 0) -> None:
         super().__init__(config.name, config.num_envs, sides, can_be_saved=False)
         self.failures = FailureLimit(
