@@ -4,8 +4,11 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
+
 import lightning_rl
 
+PUSH = "Push?team=0"
 FAKE = Path(__file__).parent / "fake_player.py"
 PACKAGE = Path(lightning_rl.__file__).parent.parent
 
@@ -30,3 +33,15 @@ def find_players(log):
         if str(log).encode() in words:
             found.append(int(process.name))
     return found
+
+
+def agent(agent_id, seen, **more):
+    return [agent_id, [float(seen)], more]
+
+
+def ended(agent_id, seen, reward, interrupted=False):
+    return agent(agent_id, seen, reward=reward, done=True, interrupted=interrupted)
+
+
+def step(stepper):
+    return stepper.step(np.zeros((stepper.num_envs, 1), dtype=np.float32))

@@ -51,6 +51,12 @@ def coop(folder):
         yield build_
 
 
+@pytest.fixture
+def race(folder):
+    with built(folder, "Race") as build_:
+        yield build_
+
+
 def read_last(folder, algorithm, metric):
     """Return a metric at the end of the only run of an algorithm."""
     (file,) = (folder / "runs" / algorithm).rglob("metrics.csv")
@@ -278,7 +284,7 @@ def test_an_evaluation_ends_though_the_scene_never_ends(folder, capsys):
             "--model=POCA --model.batch_size=60",
             "batch_size 60 does not divide n_steps * groups = 128 * 16 = 2048",
         ),
-        ("--model=PPO --model.self_play={}", "self_play: all teams of unity:Reach learn at the same time"),
+        ("--model=PPO --model.self_play={}", "self_play needs agents of two teams, but those of the scene are all in one, Reach/0/*"),
         ("--model=EvolutionStrategies", "EvolutionStrategies does not support multi-agent environments such as unity:Reach"),
         ("--model=PPO --evaluation.stop_at=1", "evaluation.stop_at and evaluation.patience need evaluation.every_n_env_steps"),
         ("--model=PPO --model.env.id=unity:Rech", "env.id unity:Rech: there is no executable; did you mean Reach?"),
@@ -346,6 +352,58 @@ def test_groups_of_one_behavior_of_several_learn(coop, folder, capsys):
     assert lrl.MultiAgent.load_from_checkpoint(folder / "runs/MultiAgent/Coop/version_0").algorithms["coop"].spaces.groups == 2
 
 
+OPTIONS = {
+    "PPO": "--model.n_steps=16 --model.batch_size=64",
+    "SAC": "--model.learning_starts=64 --model.train_freq=16",
+    "POCA": "--model.n_steps=16 --model.batch_size=32",
+}
+SELF_PLAY = "--model.self_play.swap_steps=64 --model.self_play.save_steps=128 --model.self_play.team_change=256"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("algorithm", OPTIONS)
+def test_a_team_learns_against_its_past_selves(race, folder, capsys, algorithm):
+    own = [*race("--count", "4", "--kind", "groups"), f"--model={algorithm}", *OPTIONS[algorithm].split(), "--model.log_interval=1"]
+    more = ["--model.self_play.opponents=[random]", "--model.self_play.play_against_latest_model_ratio=0"]
+    assert fit(own, *SELF_PLAY.split(), *more, steps=1_500, num_envs=2) == 0
+    assert f"{algorithm} on unity:Race, 2 copies of 8 agents that learn" in capsys.readouterr().out
+    rows = read_rows(folder / "runs" / algorithm / "Race" / "version_0" / "metrics.csv")
+    assert float(rows[-1]["self_play/snapshots"]) >= 5
+    assert sum(bool(row.get("self_play/win_rate/random")) for row in rows) > 0
+    run = f"runs/{algorithm}/Race/version_0"
+    assert fit(own, *SELF_PLAY.split(), *more, f"--ckpt_path={run}/checkpoints/last.ckpt", steps=2_000, num_envs=2) == 0
+    assert main(["evaluate", "--ckpt_path", run, "--episodes=16", "--env={id: unity:Race, kwargs: {log_folder: logs}}"]) == 0
+
+
+@pytest.mark.thorough
+def test_two_behaviors_of_a_scene_take_turns(scene, folder, capsys):
+    learner = {"class_path": "PPO", "init_args": {"n_steps": 16, "batch_size": 64, "self_play": {"save_steps": 64, "team_change": 256}}}
+    behaviors = json.dumps({name: {"agents": f"{name}/*", "learner": learner} for name in ("Reach", "Chase")})
+    own = [*scene("--kind", "pair"), "--model=MultiAgent", f"--model.behaviors={behaviors}", "--model.log_interval=16"]
+    assert fit(own, steps=128) == 0
+    (*_, last) = read_rows(folder / "runs" / "MultiAgent" / "Reach" / "version_0" / "metrics.csv")
+    assert float(last["Reach/train/n_updates"]) > 0 < float(last["Chase/train/n_updates"])
+    assert float(last["Reach/self_play/snapshots"]) > 1
+    policy = lrl.load_policy(folder / "runs" / "MultiAgent" / "Reach" / "version_0", behavior="Reach")
+    assert policy.act(np.zeros((2, 4), np.float32))[0].shape == (2, 2)
+
+
+@pytest.mark.slow
+def test_self_play_learns_to_win_a_race(race, folder, capsys):
+    own = [
+        *race(),
+        "--model=PPO",
+        *ON_POLICY.replace("0.95", "0.97").split(),
+        "--model.self_play.opponents=[random]",
+        "--seed_everything=1",
+    ]
+    assert fit(own, *["--model.self_play.save_steps=5000", "--model.self_play.team_change=10000"], steps=60_000) == 0
+    rows = read_rows(folder / "runs" / "PPO" / "Race" / "version_0" / "metrics.csv")
+    wins = [float(row["self_play/win_rate/random"]) for row in rows if row.get("self_play/win_rate/random")]
+    assert wins[-1] > 0.9
+    assert float(rows[-1]["self_play/elo"]) > 1230
+
+
 PAIR = json.dumps(
     {
         "reach": {"agents": "Reach/*", "learner": {"class_path": "PPO", "init_args": {"n_steps": 16, "batch_size": 64}}},
@@ -403,7 +461,7 @@ def test_a_behavior_of_several_knows_its_entities_and_goals(scene, folder):
         (
             {"all": "*"},
             "--model.behaviors.all.learner.self_play={}",
-            "behavior all: self_play: all teams of unity:Reach learn at the same time; leave it out",
+            "behavior all: self_play needs another behavior with self_play, which learns in turn with it",
         ),
         (
             {"all": "*"},

@@ -6,46 +6,10 @@ import numpy as np
 import pytest
 
 from lightning_rl.envs.config import EnvConfig
-from lightning_rl.envs.make import probe_spaces
-from lightning_rl.envs.stepping import make_agent_stepper
-from lightning_rl.envs.unity.scene import find_log_folder, in_groups
+from lightning_rl.envs.unity.scene import find_log_folder
 from lightning_rl.errors import SettingError
 from lightning_rl.processes import WorkerError
-from tests.unity.scenes import build, find_players
-
-PUSH = "Push?team=0"
-
-
-def agent(agent_id, seen, **more):
-    return [agent_id, [float(seen)], more]
-
-
-def ended(agent_id, seen, reward, interrupted=False):
-    return agent(agent_id, seen, reward=reward, done=True, interrupted=interrupted)
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """Open a scene whose messages are listed, or another one, and return its stepper; close it afterwards, and look for processes."""
-    steppers = []
-
-    def open_(*messages, arguments=(), by_group=False, **settings):
-        listed = [message if isinstance(message, dict) else {PUSH: message} for message in messages]
-        arguments = arguments or ("--scene", "listed", "--script", json.dumps(listed))
-        kwargs = {"log_folder": str(tmp_path), **settings.pop("kwargs", {})}
-        config = EnvConfig(f"unity:{build(tmp_path, *arguments)}", **{"num_envs": 1, **settings}, kwargs=kwargs)
-        spaces = probe_spaces(config)
-        steppers.append(make_agent_stepper(config, in_groups(config, spaces) if by_group else spaces, 0))
-        return steppers[-1]
-
-    yield open_
-    for stepper in steppers:
-        stepper.close()
-    assert find_players(tmp_path / "Player-0.log") == []
-
-
-def step(stepper):
-    return stepper.step(np.zeros((stepper.num_envs, 1), dtype=np.float32))
+from tests.unity.scenes import PUSH, agent, ended, find_players, step
 
 
 def test_statistics_of_a_scene_are_metrics_as_it_wants_them_combined(opened):
