@@ -83,7 +83,7 @@ def convert_all(path: str, file: File, env_id: str | None) -> Config:
         if "model.self_play.save_steps" in learner and not takes_turns:
             learner = {key: value for key, value in learner.items() if not key.startswith("model.self_play.")}
             config.note(f"{name}.self_play dropped: no other behavior has it; import this one by --behavior {name}")
-        config.set(f"{place}.agents", f"{name}*")
+        config.set(f"{place}.agents", f"{name}/*" if mlagents.is_scene(part) else f"{name}*")
         config.set(f"{place}.learner.class_path", part.algorithm)
         for key, value in learner.items():
             config.set(f"{place}.learner.init_args.{key.removeprefix('model.')}", value, part.remarks[key])

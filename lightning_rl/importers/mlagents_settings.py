@@ -34,7 +34,7 @@ SELF_PLAY_DROPPED = {
     "swap_steps": "an opponent is drawn for each episode of each copy",
     "team_change": "the seat of the learner changes with each episode",
 }
-"""Why settings of self-play are dropped; `team_change` is kept for several behaviors."""
+"""Why settings of self-play are dropped; scenes of Unity keep them, and several behaviors `team_change`."""
 SECTIONS = {"behaviors", "default_settings", "environment_parameters", "env_settings", "engine_settings", "checkpoint_settings"}
 SECTIONS |= {"torch_settings", "debug", "parameter_randomization", "curriculum"}
 ENTRIES = {
@@ -314,7 +314,7 @@ def set_cloning(config: Config, settings: Settings, trainer: str) -> None:
 
 
 def set_self_play(config: Config, settings: Settings, several: bool) -> None:
-    """Convert self-play: here an opponent is drawn for each episode of each copy, and plays the whole episode.
+    """Convert self-play. Outside Unity an opponent is drawn for each episode of each copy, and plays the whole episode.
 
     `several`: whether several behaviors are converted together, which take turns learning.
     """
@@ -326,14 +326,16 @@ def set_self_play(config: Config, settings: Settings, several: bool) -> None:
     config.set("model.self_play.save_steps", section.integer("save_steps", 20_000))
     config.set("model.self_play.play_against_latest_model_ratio", section.number("play_against_latest_model_ratio", old, high=1))
     config.set("model.self_play.initial_elo", section.number("initial_elo", 1200.0))
-    if config.algorithm == "POCA" and not several:
+    in_scene = is_scene(config)
+    if config.algorithm == "POCA" and not several and not in_scene:
         config.note("self_play.teams must name the agents of each team, such as [agent_team0_*, agent_team1_*]: such files do not")
-    if several and "team_change" in section:
-        config.set("model.self_play.team_change", section.integer("team_change", 1))
     for name, reason in SELF_PLAY_DROPPED.items():
-        if name in section and not (several and name == "team_change"):
-            section.integer(name, 1, low=0)
-            config.note(f"self_play.{name} dropped: {reason}")
+        if name in section:
+            steps = section.integer(name, 1, low=0)
+            if in_scene or (several and name == "team_change"):
+                config.set(f"model.self_play.{name}", max(1, steps))
+            else:
+                config.note(f"self_play.{name} dropped: {reason}")
 
 
 def check_demonstrations(config: Config, path: object, where: str) -> None:

@@ -300,7 +300,7 @@ def test_behaviors_of_a_scene_share_its_players(tmp_path):
     file.write_text(UNITY.replace("behaviors: {", "behaviors: {Goalie: {trainer_type: sac}, "))
     given = settings(import_mlagents(str(file), env_id="unity:builds/Soccer"))
     assert (given["env"]["num_envs"], given["env"]["max_restarts"], given["env"]["kwargs"]["port"]) == (3, 4, 5010)
-    assert [behavior["agents"] for behavior in given["behaviors"].values()] == ["Goalie*", "Walker*"]
+    assert [behavior["agents"] for behavior in given["behaviors"].values()] == ["Goalie/*", "Walker/*"]
     assert "env" not in given["behaviors"]["Walker"]["learner"]["init_args"]
 
 
@@ -319,6 +319,25 @@ def test_self_play_keeps_its_names_and_says_what_has_nothing_to_do_here(tmp_path
     }
 
 
+def test_self_play_in_a_scene_of_unity_keeps_all_its_settings(tmp_path):
+    file = tmp_path / "soccer.yaml"
+    file.write_text("behaviors: {SoccerTwos: {trainer_type: poca, self_play: {swap_steps: 2000, team_change: 200000}}}")
+    text = import_mlagents(file, env_id="unity:builds/Soccer")
+    found = yaml.safe_load(text)["model"]["init_args"]["self_play"]
+    assert (found["swap_steps"], found["team_change"]) == (2000, 200_000)
+    assert not [line for line in comments(text) if line.startswith("self_play")]
+
+
+@pytest.mark.thorough
+def test_behaviors_of_a_scene_of_unity_have_the_agents_of_their_name(tmp_path):
+    file = tmp_path / "strikers.yaml"
+    file.write_text("behaviors: {Striker: {self_play: {swap_steps: 7}}, StrikerTwo: {self_play: {}}}")
+    found = yaml.safe_load(import_mlagents(file, env_id="unity:builds/Soccer"))["model"]["init_args"]["behaviors"]
+    assert [each["agents"] for each in found.values()] == ["Striker/*", "StrikerTwo/*"]
+    assert found["Striker"]["learner"]["init_args"]["self_play"]["swap_steps"] == 7
+
+
+@pytest.mark.thorough
 def test_a_group_with_self_play_needs_its_teams(tmp_path):
     file = tmp_path / "soccer.yaml"
     file.write_text("behaviors: {SoccerTwos: {trainer_type: poca, self_play: {save_steps: 5e4, team_change: 200000}}}")
