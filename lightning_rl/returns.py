@@ -93,12 +93,12 @@ def explained_variance(value: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
 
 def _reverse_scan(x: Tensor, decay: Tensor) -> Tensor:
     """Compute y_t = x_t + decay_t y_{t+1} over the first dimension, in ⌈log₂ T⌉ vectorized rounds; the window doubles each round."""
-    as_arrays = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    y, decay, window = x + 0, (decay.to(x.dtype) if as_arrays else decay).expand_as(x) + 0, 1
-    sums: Any = y.numpy() if as_arrays else y  # numpy calls cost less, and write into the tensors
-    weights: Any = decay.numpy() if as_arrays else decay
+    as_arrays = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)  # numpy calls cost less
+    sums: Any = x.numpy() + 0 if as_arrays else x + 0
+    weights: Any = decay.to(x.dtype).expand_as(x).numpy() + 0 if as_arrays else decay.expand_as(x) + 0
+    window = 1
     while window < len(x):
         sums[:-window] += weights[:-window] * sums[window:]
         weights[:-window] = weights[:-window] * weights[window:]
         window *= 2
-    return y
+    return torch.from_numpy(sums) if as_arrays else sums
