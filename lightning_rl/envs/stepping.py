@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.serial import SerialWorld
-from lightning_rl.envs.agents.stepper import SIDE, RowStepper, SeatStepper
+from lightning_rl.envs.agents.stepper import SIDE, RowStepper, SeatStepper, TeamStepper
 from lightning_rl.envs.agents.vmas import VmasWorld
 from lightning_rl.envs.agents.world import World
 from lightning_rl.envs.config import EnvConfig, EnvSource, count_envs
@@ -29,7 +29,6 @@ from lightning_rl.envs.masks import NoMasks, make_masks
 from lightning_rl.envs.snapshot.state import choose_way, seed_spaces
 from lightning_rl.envs.snapshot.vector import Keeper, fingerprint, make_keeper
 from lightning_rl.envs.sync import close_env, closing_env
-from lightning_rl.envs.unity.stepper import TeamStepper
 from lightning_rl.envs.unity.world import UnityWorld
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.errors import SettingError, keep_running

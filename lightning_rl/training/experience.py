@@ -35,11 +35,11 @@ from lightning_rl.data.shared import SideCollector
 from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize
 from lightning_rl.distributed import of_all_ranks
+from lightning_rl.envs.agents.stepper import TeamStepper
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSource, count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
-from lightning_rl.envs.unity.stepper import TeamStepper
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import Precision
 from lightning_rl.rewards.gail import GAIL
