@@ -3,7 +3,7 @@
     python benchmarks/unity.py decode --theirs PYTHON                # whether both sides read equal arrays
     python benchmarks/unity.py exchange --theirs PYTHON              # exchanges a second with a player that repeats one message
     python benchmarks/unity.py players                               # steps a second with one player and with four, whose ticks take 8 ms
-    python benchmarks/unity.py train --theirs PYTHON [--seeds 2]     # PPO to 100,000 steps
+    python benchmarks/unity.py train --theirs PYTHON [--seeds 2]     # PPO to 100,000 steps; with `--scene coop`, POCA
 
 PYTHON is that of an environment with `mlagents` 1.1.0, which needs Python 3.10; here it was installed with
 `pip install --ignore-requires-python numpy==1.23.5 mlagents==1.1.0`. Both sides are measured in turn; ratios are those of medians.
@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,21 +37,52 @@ EXCHANGES = {"16 agents": (16, 0, 2_000), "128 agents": (128, 0, 1_000), "16 age
 TRAINED_STEPS = 100_000
 TRAINER_FILE = """
 behaviors:
-  Reach:
-    trainer_type: ppo
-    hyperparameters: {batch_size: 256, buffer_size: 1024, learning_rate: 0.001, learning_rate_schedule: constant, beta: 0.001,
-      beta_schedule: constant, epsilon: 0.2, epsilon_schedule: constant, lambd: 0.95, num_epoch: 4}
-    network_settings: {normalize: false, hidden_units: 64, num_layers: 2}
-    reward_signals: {extrinsic: {gamma: 0.95, strength: 1.0}}
+  {behavior}:
+    trainer_type: {trainer}
+    hyperparameters: {{batch_size: {batch}, buffer_size: {buffer}, learning_rate: 0.001, learning_rate_schedule: constant, beta: 0.001,
+      beta_schedule: constant, epsilon: 0.2, epsilon_schedule: constant, lambd: 0.95, num_epoch: 4}}
+    network_settings: {{normalize: false, hidden_units: 64, num_layers: 2}}
+    reward_signals: {{extrinsic: {{gamma: {gamma}, strength: 1.0}}}}
     max_steps: 100000
     time_horizon: 64
     summary_freq: 10000
 """
 """Settings for `mlagents-learn`."""
-OUR_SETTINGS = (
-    "--model.n_steps=64 --model.batch_size=256 --model.n_epochs=4 --model.learning_rate=1e-3 --model.ent_coef=0.001 --model.gamma=0.95"
-)
+OUR_SETTINGS = "--model.n_steps=64 --model.n_epochs=4 --model.learning_rate=1e-3 --model.ent_coef=0.001"
 """The same settings here; two layers of 64 are the default."""
+
+
+class Case(NamedTuple):
+    """A scene to train in.
+
+    batch_size: ours, which with POCA counts steps of groups.  their_batch, their_buffer: steps of agents.  metric: the return to compare.
+    """
+
+    behavior: str
+    algorithm: str
+    gamma: float
+    batch_size: int
+    their_batch: int
+    their_buffer: int
+    metric: str
+
+    @property
+    def options(self) -> list[str]:
+        """Return our settings."""
+        return ["--model", self.algorithm, *OUR_SETTINGS.split(), f"--model.gamma={self.gamma}", f"--model.batch_size={self.batch_size}"]
+
+    @property
+    def trainer_file(self) -> str:
+        """Return their settings."""
+        sizes = {"batch": self.their_batch, "buffer": self.their_buffer}
+        return TRAINER_FILE.format(behavior=self.behavior, trainer=self.algorithm.lower(), gamma=self.gamma, **sizes)
+
+
+CASES = {
+    "reach": Case("Reach", "PPO", 0.95, 256, 256, 16 * 64, "rollout/ep_rew_mean"),
+    "coop": Case("Coop", "POCA", 0.97, 64, 3 * 64, 24 * 64, "rollout/group_ep_rew_mean"),
+}
+"""By scene. In `reach` 16 agents ask, in `coop` 8 groups of three."""
 
 
 class Numbers:
@@ -266,14 +297,14 @@ def fit_ours(executable: Path, *options: str, players: int = 1, steps: int = TRA
         return seconds, list(csv.DictReader(metrics.read_text().splitlines()))
 
 
-def fit_theirs(python: str, executable: Path, seed: int) -> tuple[float, float, float]:
-    """Train with `mlagents-learn`, and return the seconds of the command, those that it counts itself, and the last return."""
+def fit_theirs(python: str, executable: Path, seed: int, case: Case) -> tuple[float, float, float]:
+    """Train with `mlagents-learn`, and return the seconds of the command, those that it counts itself, and the last return as in a case."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "reach.yaml").write_text(TRAINER_FILE)
+        Path(folder, "trainer.yaml").write_text(case.trainer_file)
         start = time.perf_counter()
         command = [
             str(Path(python).parent / "mlagents-learn"),
-            "reach.yaml",
+            "trainer.yaml",
             "--env",
             str(executable),
             "--run-id",
@@ -283,7 +314,8 @@ def fit_theirs(python: str, executable: Path, seed: int) -> tuple[float, float, 
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
         seconds = time.perf_counter() - start
-    rows = re.findall(r"Step: (\d+)\. Time Elapsed: (\d+\.\d+) s\. Mean Reward: (-?\d+\.\d+)", done.stdout)
+    kind = "Mean Group Reward" if case.algorithm == "POCA" else "Mean Reward"
+    rows = re.findall(rf"Step: (\d+)\. Time Elapsed: (\d+\.\d+) s\. .*{kind}: (-?\d+\.\d+)", done.stdout)
     if not rows or int(rows[-1][0]) < TRAINED_STEPS:
         raise SystemExit(done.stdout[-3000:])
     return seconds, float(rows[-1][1]), float(rows[-1][2])
@@ -291,12 +323,12 @@ def fit_theirs(python: str, executable: Path, seed: int) -> tuple[float, float, 
 
 def train(options: argparse.Namespace) -> None:
     """Compare training to 100,000 steps with equal settings, in turn."""
-    ratios, gaps = [], []
-    with built("--scene", "reach") as executable:
+    ratios, gaps, case = [], [], CASES[options.scene]
+    with built("--scene", options.scene) as executable:
         for seed in range(1, options.seeds + 1):
-            whole, rows = fit_ours(executable, "--model", "PPO", *OUR_SETTINGS.split(), "--seed_everything", str(seed))
-            value = float(rows[-1]["rollout/ep_rew_mean"])
-            their_whole, their_seconds, their_value = fit_theirs(options.theirs, executable, seed)
+            whole, rows = fit_ours(executable, *case.options, "--seed_everything", str(seed))
+            value = float(rows[-1][case.metric])
+            their_whole, their_seconds, their_value = fit_theirs(options.theirs, executable, seed, case)
             print(
                 f"seed {seed}: {whole:.1f} s here, {their_whole:.1f} s mlagents-learn ({their_seconds:.1f} s by its own count); "
                 f"return {value:.2f} and {their_value:.2f}; ratio of seconds {whole / their_whole:.2f}",
@@ -314,9 +346,8 @@ def players(options: argparse.Namespace) -> None:
     with built("--scene", "reach", "--count", 8, "--sleep", 0.008) as executable:
         for _ in range(options.repeats):
             for number, found in speeds.items():
-                _, rows = fit_ours(
-                    executable, "--model", "PPO", *OUR_SETTINGS.split(), "--seed_everything", "1", players=number, steps=10_000 * number
-                )
+                own = [*CASES["reach"].options, "--seed_everything", "1"]
+                _, rows = fit_ours(executable, *own, players=number, steps=10_000 * number)
                 found.append(statistics.median(float(row["time/fps"]) for row in rows[len(rows) // 2 :]))
     one, four = (statistics.median(found) for found in speeds.values())
     print(f"steps/s: one player {one:.0f}, four {four:.0f}, ratio {four / one:.2f}")
@@ -345,6 +376,7 @@ def main() -> None:
             command.add_argument("--theirs", default=os.environ.get("MLAGENTS_PYTHON", ""), help="Python of an environment with mlagents")
             command.add_argument("--repeats", type=int, default=3)
             command.add_argument("--seeds", type=int, default=2)
+            command.add_argument("--scene", choices=CASES, default="reach", help="in which is trained")
     options = parser.parse_args()
     options.function(options)
 
