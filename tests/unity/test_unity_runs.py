@@ -280,10 +280,7 @@ def test_an_evaluation_ends_though_the_scene_never_ends(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (
-            "--model=POCA --model.batch_size=60",
-            "batch_size 60 does not divide n_steps * groups = 128 * 16 = 2048",
-        ),
+        ("--model=POCA", "no agent of Reach is in a SimpleMultiAgentGroup, so there are no groups to learn; use PPO"),
         ("--model=PPO --model.self_play={}", "self_play needs agents of two teams, but those of the scene are all in one, Reach/0/*"),
         ("--model=EvolutionStrategies", "EvolutionStrategies does not support multi-agent environments such as unity:Reach"),
         ("--model=PPO --evaluation.stop_at=1", "evaluation.stop_at and evaluation.patience need evaluation.every_n_env_steps"),
@@ -342,6 +339,13 @@ def test_poca_trains_groups_that_lose_members_and_continues(coop, folder, capsys
     assert fit(own, f"--ckpt_path={run}/checkpoints/last.ckpt", steps=2_000) == 0
     assert "a resumed run starts new episodes" in capsys.readouterr().out
     assert main(["evaluate", "--ckpt_path", str(run), "--episodes=6", "--env={id: unity:Coop, kwargs: {log_folder: logs}}"]) == 0
+
+
+@pytest.mark.thorough
+def test_batches_of_groups_divide_the_steps_of_groups(coop, folder, capsys):
+    assert fit(coop(), "--model=POCA", "--model.batch_size=60") == 2
+    line = "error: model.batch_size 60 does not divide n_steps * groups = 128 * 8 = 1024 steps of groups; use 32 or 64"
+    assert capsys.readouterr().err.strip() == line
 
 
 @pytest.mark.thorough

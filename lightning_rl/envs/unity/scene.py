@@ -241,11 +241,16 @@ def find_spaces(config: EnvConfig) -> Spaces:
 def in_groups(config: EnvConfig, spaces: Spaces) -> Spaces:
     """Return the spaces of agents that learn in groups, those of a scene whose spaces were just found.
 
-    All groups have the size of the largest in the first message, or `seats`. An agent without a group is one by itself.
+    All groups have the size of the largest in the first message, or `seats`. An agent without a group is one by itself. Raises
+    `SettingError`: none has a group.
     """
     scene = KEPT[key_of(config)]
     asking = scene.wait_for_first().asking
     names = dict.fromkeys(f"{behavior}?team={team}" for behavior, team, _ in (agent.rsplit("/", 2) for agent in spaces.agents))
+    if not any(any(asking[name].groups) for name in names):
+        KEPT.pop(key_of(config)).player.close()
+        behaviors = " and ".join(dict.fromkeys(map(known_as, names)))
+        raise SettingError(f"no agent of {behaviors} is in a SimpleMultiAgentGroup, so there are no groups to learn; use PPO")
     sizes = {name: Counter(key_of_group(*agent) for agent in zip(asking[name].ids, asking[name].groups, strict=True)) for name in names}
     size = scene.settings.seats or max(max(counts.values()) for counts in sizes.values())
     agents = [seat_name(name, seat) for name, counts in sizes.items() for seat in range(size * len(counts))]
