@@ -343,7 +343,7 @@ def acts(source, obs):
 
 
 @pytest.mark.filterwarnings("ignore:Found .* in eval mode")
-@pytest.mark.parametrize(("name", "change"), in_turn(12))
+@pytest.mark.parametrize(("name", "change"), in_turn(24))
 def test_a_resumed_run_goes_on_exactly_with_a_change_of_its_network_and_names_it_without(name, change, tmp_path, capsys):
     def made(is_changed=True):
         torch.manual_seed(0)

@@ -184,7 +184,7 @@ def test_what_acts_in_another_process_is_what_learns(name, algorithm, one_proces
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(each, marks=pytest.mark.slow if number % 3 else pytest.mark.thorough)
+        pytest.param(each, marks=pytest.mark.slow if number % 6 else pytest.mark.thorough)
         for number, each in enumerate(NETWORK)
         if each not in IN_TORCH
     ],

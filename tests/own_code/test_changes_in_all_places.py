@@ -151,7 +151,7 @@ def test_a_resumed_run_names_a_change_that_it_lacks_and_the_export_of_the_checkp
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "change"), in_turn(8, FAST))
+@pytest.mark.parametrize(("name", "change"), in_turn(16, FAST))
 def test_the_export_of_a_changed_algorithm_acts_as_it_does(name, change, tmp_path):
     algorithm = build(name)
     NETWORK[change](algorithm.network)
@@ -243,7 +243,7 @@ class Answers:
     ("name", "kind"),
     [
         *((name, ThreadWorkers) for name in ALGORITHMS),
-        *(pytest.param(name, ProcessWorkers, marks=() if name == "actor" else pytest.mark.slow) for name in ALGORITHMS),
+        *(pytest.param(name, ProcessWorkers, marks=pytest.mark.slow) for name in ALGORITHMS),
     ],
 )
 def test_actors_act_as_the_network_that_was_changed_before_they_start_and_with_its_newest_weights(name, kind):
