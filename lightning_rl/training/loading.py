@@ -114,7 +114,7 @@ def _spaces(entries: Checkpoint) -> Spaces:
     observation, action = map(from_plain, entries["spaces"])
     agents = tuple(entries.get("agents", ())), entries.get("in_turn", False), entries.get("joint", "")
     spaces = Spaces(observation, action, entries.get("masked", False), *agents, groups=entries.get("groups", 0))
-    if spaces.groups and len(spaces.agents) % spaces.groups:
+    if spaces.groups and (not spaces.agents or len(spaces.agents) % spaces.groups):
         raise ValueError(f"{len(spaces.agents)} agents in {spaces.groups} groups of equal size")
     return spaces
 

@@ -52,6 +52,22 @@ def test_wrappers_stored_in_a_file_cannot_run_code(saved, tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("agents", "groups", "words"),
+    [
+        ([], 2, "0 agents in 2 groups of equal size"),
+        (["a", "b", "c"], 2, "3 agents in 2 groups"),
+        (["a"], -1, "groups"),
+        (["a"], "1", "groups"),
+    ],
+)
+def test_groups_in_a_file_that_its_agents_cannot_form_are_refused(saved, agents, groups, words):
+    path = saved(change=lambda checkpoint: checkpoint["lightning_rl"].update(agents=agents, groups=groups))
+    with pytest.raises(SettingError, match=words):
+        load_policy(path)
+
+
+@pytest.mark.thorough
 def test_an_environment_with_an_argument_that_no_file_can_hold_is_not_stored_as_another_one(tmp_path):
     env = EnvConfig("CartPole-v1", num_envs=3, wrappers=[{"class_path": "TransformReward", "init_args": {"func": abs}}])
     trainer = fit(PPO(env, n_steps=8, batch_size=12, max_env_steps=24))
