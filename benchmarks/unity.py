@@ -376,6 +376,7 @@ def main() -> None:
             command.add_argument("--theirs", default=os.environ.get("MLAGENTS_PYTHON", ""), help="Python of an environment with mlagents")
             command.add_argument("--repeats", type=int, default=3)
             command.add_argument("--seeds", type=int, default=2)
+        if function is train:
             command.add_argument("--scene", choices=CASES, default="reach", help="in which is trained")
     options = parser.parse_args()
     options.function(options)

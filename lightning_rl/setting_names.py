@@ -72,8 +72,14 @@ MOVED = {
     "eval_freq": "evaluation.every_n_env_steps",
     "n_eval_episodes": "evaluation.episodes",
     "import": "--import MODULE on the command line",
+    "run-id": "trainer.run_name",
+    "num-envs": "model.env.num_envs",
+    "resume": "ckpt_path last",
+    "initialize-from": "init_from",
+    "time-scale": "model.env.kwargs.time_scale",
+    "no-graphics": "model.env.kwargs.no_graphics",
 }
-"""Settings of Stable-Baselines3 and its zoo that have another name or place here, in command-line form."""
+"""Settings of Stable-Baselines3 and its zoo, and options of mlagents-learn, that have another name or place here, in command-line form."""
 NAMES_IN_OTHER_LIBRARIES = {
     "ddpg": "TD3 with n_critics: 1, policy_delay: 1, target_policy_noise: 0",
     "ippo": "PPO, or MultiAgent with an algorithm for each behavior",

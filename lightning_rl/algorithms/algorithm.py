@@ -20,7 +20,7 @@ from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
-from lightning_rl.envs.unity.scene import find_roles, in_groups
+from lightning_rl.envs.unity.scene import find_groups, find_roles
 from lightning_rl.errors import SettingError, check_choice
 from lightning_rl.fields import OrPlain, Range, read_fields
 from lightning_rl.networks.acting import structure_of
@@ -181,7 +181,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
         is_scene = self.spaces is None and getattr(self.env, "is_unity", False)
         self.spaces = self.spaces or probe_spaces(self.env, joint if isinstance(joint, str) else "")
         if is_scene and self.learns_in_groups:
-            self.spaces = in_groups(self.env, self.spaces)
+            self.spaces = find_groups(self.env, self.spaces)
         for name, value in find_roles(self.env).items() if is_scene else ():
             setattr(self, name, value if getattr(self, name) is None else getattr(self, name))
         if isinstance(joint, str) and self.spaces.joint != joint:

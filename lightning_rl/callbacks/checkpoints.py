@@ -208,7 +208,8 @@ class SaveCheckpoints(Checkpoint):
         self.has_begun = True
         if self.warns:
             what = f"{pl_module.collector.name} cannot be saved in the middle of an episode"
-            pl_module.say(f"{what}: a resumed run starts new episodes (see docs/runs.md: get_state)")
+            way_out = "" if getattr(pl_module.env, "is_unity", False) else " (see docs/runs.md: get_state)"
+            pl_module.say(f"{what}: a resumed run starts new episodes{way_out}")
             self.warns = False
 
     def _saves_buffer(self, algorithm: AlgorithmRun, dataset: ReplayDataset) -> bool:

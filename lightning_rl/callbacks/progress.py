@@ -52,7 +52,8 @@ def describe_run(trainer: pl.Trainer, algorithm: AlgorithmRun) -> list[str]:
     behaviors = f", behaviors {', '.join(algorithm.run.learners)}" if "" not in algorithm.run.learners else ""
     num_copies = collector.num_envs // spaces.rows
     copies = "" if collector.n_steps == math.inf else f", {num_copies} cop{'ies' if num_copies > 1 else 'y'}"
-    copies += f" of {spaces.rows} agents that learn" if copies and spaces.rows > 1 else ""
+    groups = f" in {spaces.rows // spaces.group_size} groups" if spaces.groups else ""
+    copies += f" of {spaces.rows} agents{groups} that learn" if copies and spaces.rows > 1 else ""
     copies += f" in each of {trainer.world_size} processes" if copies and trainer.world_size > 1 else ""
     parameters = [parameter for parameter in algorithm.parameters() if parameter.requires_grad]
     threads = torch.get_num_threads()

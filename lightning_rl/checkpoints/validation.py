@@ -225,6 +225,7 @@ CONTENT: Rules = {
     "lightning_rl/behaviors?/*/spaces": Kind("two spaces of usual shapes", are_spaces),
     "lightning_rl/behaviors?/*/masked": FLAG,
     "lightning_rl/behaviors?/*/agents/[]": TEXT,
+    "lightning_rl/behaviors?/*/groups?": COUNT,
     "state_dict/*": WEIGHT,
     "hyper_parameters": SETTINGS,
 }

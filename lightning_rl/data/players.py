@@ -39,7 +39,7 @@ def make_player(
     builder = single_env_config(check_can_be_built(env))
     if isinstance(env, EnvConfig) and env.is_unity and spaces is not None and not wrappers and opponent is None:
         first = 0 if env.name == EDITOR else env.num_envs * num_ranks() + own_rank()  # a player of its own, after those that train
-        stepper = make_agent_stepper(single_env_config(env), spaces._replace(teams=()), first)
+        stepper = make_agent_stepper(single_env_config(env), spaces._replace(teams=(), groups=0), first)
         assert isinstance(stepper, RowStepper)
         return RowEpisodePlayer(stepper, max_episode_steps)
 

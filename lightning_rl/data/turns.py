@@ -132,11 +132,12 @@ class Turns:
                 checked = collector.guard.replace(step, self.seen[name], collector.env_steps, collector.labels)
                 tree_map(np.copyto, self.sides[name].obs, checked.obs)
         for name in self.opponents:
-            self.start[name] = steps[name].episode_start
-            self.returns[name] += finite_rewards(steps[name].reward).reshape(self.world.num_copies, -1).mean(1)
+            self.start[name] = np.array(steps[name].episode_start)
         if self.world.is_endless and self.opponents:
             self._watch_endless(steps)
             return
+        for name in self.opponents:
+            self.returns[name] += finite_rewards(steps[name].reward).reshape(self.world.num_copies, -1).mean(1)
         over = np.flatnonzero(self.world.lengths == 0)
         if len(over) and self.opponents:
             for name in self.waiting:
@@ -147,7 +148,7 @@ class Turns:
             self._draw(over, self.waiting)
 
     def _watch_endless(self, steps: Mapping[str, EnvStep]) -> None:
-        """Note the learner's games that ended, and draw players anew that have made `swap_steps` steps."""
+        """Note the learner's games that ended, and draw players again that have made `swap_steps` steps."""
         step, spaces = steps[self.learner], self.sides[self.learner].spaces
         groups = -1, spaces.group_size if spaces.groups else 1
         ended = (step.terminated | step.truncated).reshape(groups)
@@ -157,6 +158,7 @@ class Turns:
             self.steps_played[name] += int(steps[name].valid.sum())
             if self.steps_played[name] * num_ranks() >= self.opponents[name].config.swap_steps:
                 self._draw(self.world.all, [name])
+                self.start[name][:] = True  # the memory of the players that are drawn begins empty
 
     def get_state(self) -> State:
         """Return everything that the next steps depend on, as plain data."""

@@ -113,7 +113,7 @@ COMMAND_LINE = {
     "force": "overwrite a run by --force",
     "inference": "play a policy by lightning-rl evaluate",
     "train_model": "lightning-rl fit does",
-    "env_path": "Unity's; name an environment of gymnasium",
+    "env_path": "a file starts no programs here; for this scene, import with --env unity:PATH",
     "env_args": "Unity's; an environment's arguments are model.env.kwargs",
     **dict.fromkeys(("base_port", "engine_settings"), "Unity's"),
     "timeout_wait": "Unity's; see model.env.step_timeout",

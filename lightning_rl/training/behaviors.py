@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
+from glob import escape
 from inspect import isfunction
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvConfig, EnvSource
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import closing_env
-from lightning_rl.envs.unity.scene import behavior_of, find_behaviors, find_roles, in_groups
+from lightning_rl.envs.unity.scene import behavior_of, find_behaviors, find_groups, find_roles
 from lightning_rl.errors import SettingError, check_names, closest, nearest
 from lightning_rl.fields import as_settings, settings_of
 from lightning_rl.networks.acting import VisiblePolicy
@@ -99,7 +100,10 @@ class FrozenPolicy:
     def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
         self.checkpoint, self.behavior = str(checkpoint), behavior
         self.algorithm = choose_behavior(RunModule.load_from_checkpoint(checkpoint), behavior)
-        self.keywords, self.learns_in_groups = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}, self.algorithm.learns_in_groups
+        self.keywords, self.learns_in_groups = (
+            {"critic_obs": getattr(self.algorithm, "critic_obs", None)},
+            self.algorithm.learns_in_groups,
+        )
 
     def __call__(self, env: SharedEnv | None, *, spaces: Spaces, max_env_steps: int) -> LearningModule:
         stored = self.algorithm
@@ -204,7 +208,7 @@ def find_unity_sides(env: EnvConfig, behaviors: Mapping[str, Behavior]) -> dict[
                 raise SettingError(f"behavior {name}: {agent} is missing; the agents of a team share their policy in a scene of Unity")
         sides[name] = spaces._replace(agents=tuple(agents))
         if behaviors[name].learns_in_groups:
-            sides[name] = in_groups(env, sides[name])
+            sides[name] = find_groups(env, sides[name])
     return sides
 
 
@@ -343,11 +347,13 @@ def prepare_self_play(setting: object, spaces: Spaces, env: object) -> tuple[Sel
         SettingError: the setting is invalid, or the environment has a single agent.
     """
     config, is_unity = as_settings("self_play", SelfPlayConfig, setting), getattr(env, "is_unity", False)
+    if not is_unity and env is not None and config.swap_steps != SelfPlayConfig.swap_steps:
+        raise SettingError("self_play.swap_steps is for scenes of Unity; elsewhere an opponent plays whole episodes: leave it out")
     if isinstance(env, SharedEnv):
         if config.teams is not None:
             raise SettingError("self_play.teams is for a single policy; with several behaviors, each one is a team: leave it out")
     elif is_unity and config.teams is None:
-        teams: list[str | list[str]] = [f"{team}/*" for team in dict.fromkeys(agent.rpartition("/")[0] for agent in spaces.agents)]
+        teams: list[str | list[str]] = [f"{escape(team)}/*" for team in dict.fromkeys(agent.rpartition("/")[0] for agent in spaces.agents)]
         if len(teams) == 1:
             raise SettingError(f"self_play needs agents of two teams, but those of the scene are all in one, {teams[0]}; leave it out")
         config = replace(config, teams=teams)
@@ -360,19 +366,26 @@ def prepare_self_play(setting: object, spaces: Spaces, env: object) -> tuple[Sel
             return config, spaces._replace(one_learns=True, teams=())
         if spaces.one_learns:
             raise SettingError("self_play.teams is for agents that move at the same time, but those of this game take turns; leave it out")
-    if not is_unity and env is not None and config.swap_steps != SelfPlayConfig.swap_steps:
-        raise SettingError("self_play.swap_steps is for scenes of Unity; elsewhere an opponent plays whole episodes: leave it out")
-    return config, spaces if config.teams is None else spaces._replace(teams=find_teams(config.teams, spaces.agents))
+    if config.teams is None:
+        return config, spaces
+    return config, spaces._replace(teams=find_teams(config.teams, spaces.agents, spaces.group_size if spaces.groups else 1))
 
 
-def find_teams(patterns: Sequence[str | Sequence[str]], agents: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the agents of each team. Raises `SettingError`: teams have different sizes, or an agent is in no team or in two."""
+def find_teams(patterns: Sequence[str | Sequence[str]], agents: Sequence[str], group_size: int = 1) -> tuple[tuple[str, ...], ...]:
+    """Return the agents of each team. `group_size`: of groups that stand next to one another and are in one team each.
+
+    Raises `SettingError`: teams have different sizes, or an agent is in no team or in two, or a group in two.
+    """
     teams = tuple(tuple(choose_agents([team] if isinstance(team, str) else team, agents)) for team in patterns)
     if sorted(agent for team in teams for agent in team) != sorted(agents) or len({len(team) for team in teams}) > 1:
         listed = " and ".join(f"[{', '.join(team)}]" for team in teams)
         raise SettingError(
             f"self_play.teams are {listed}: they must be equally large, and each of the agents {', '.join(agents)} must be in one"
         )
+    for team in teams:
+        groups = [list(agents).index(agent) // group_size for agent in team]
+        if sorted(groups[::group_size] * group_size) != groups:
+            raise SettingError(f"self_play.teams: the members of a group are in one team, and not all in [{', '.join(team)}]")
     return teams
 
 

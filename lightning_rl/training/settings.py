@@ -379,6 +379,8 @@ def check_groups(algorithm: AlgorithmPart) -> None:
     env = getattr(algorithm.env, "id", "the environment")
     if not spaces.agents:
         raise SettingError(f"{name} is for groups of agents, but {env} has one agent; use PPO")
+    if getattr(algorithm.env, "is_unity", False) and not spaces.groups:
+        raise SettingError(f"{name} needs the groups of {env}: leave spaces out, and give a Behavior the class, or a partial of it")
     if algorithm.self_play is not None and spaces.one_learns:
         raise SettingError(
             f"self_play of {name} needs self_play.teams, a pattern of agents for each team such as [red_*, blue_*]; or use PPO"

@@ -7,7 +7,7 @@ import pytest
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.stepping import make_agent_stepper
-from lightning_rl.envs.unity.scene import in_groups
+from lightning_rl.envs.unity.scene import find_groups
 from lightning_rl.training.behaviors import find_teams
 from tests.unity.scenes import PUSH, build, find_players
 
@@ -23,7 +23,7 @@ def opened(tmp_path):
         kwargs = {"log_folder": str(tmp_path), **settings.pop("kwargs", {})}
         config = EnvConfig(f"unity:{build(tmp_path, *arguments)}", **{"num_envs": 1, **settings}, kwargs=kwargs)
         spaces = probe_spaces(config)
-        spaces = in_groups(config, spaces) if by_group else spaces
+        spaces = find_groups(config, spaces) if by_group else spaces
         steppers.append(make_agent_stepper(config, spaces if teams is None else spaces._replace(teams=find_teams(teams, spaces.agents)), 0))
         return steppers[-1]
 

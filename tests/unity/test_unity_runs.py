@@ -281,6 +281,12 @@ def test_an_evaluation_ends_though_the_scene_never_ends(folder, capsys):
     ("options", "line"),
     [
         ("--model=POCA", "no agent of Reach is in a SimpleMultiAgentGroup, so there are no groups to learn; use PPO"),
+        (
+            "--model=PPO --model.env.kwargs.behavior=Rech",
+            "env.kwargs.behavior Rech: the scene has Reach; did you mean Reach?",
+        ),
+        ("--model=PPO --model.env.id=./Reach.x86_64", "env.id ./Reach.x86_64 looks like a build of a scene of Unity: use unity:./Reach"),
+        ("--model=PPO --run-id=X", "--run-id is not a setting; here it is trainer.run_name"),
         ("--model=PPO --model.self_play={}", "self_play needs agents of two teams, but those of the scene are all in one, Reach/0/*"),
         ("--model=EvolutionStrategies", "EvolutionStrategies does not support multi-agent environments such as unity:Reach"),
         ("--model=PPO --evaluation.stop_at=1", "evaluation.stop_at and evaluation.patience need evaluation.every_n_env_steps"),
@@ -298,6 +304,14 @@ ON_POLICY = "--model.n_steps=64 --model.gamma=0.95 --model.learning_rate=1e-3"
 OFF_POLICY = "--model.gamma=0.95 --model.learning_rate=1e-3 --model.train_freq=1 --model.batch_size=128"
 
 
+@pytest.mark.thorough
+def test_a_trainer_file_of_ml_agents_is_named_as_such(folder, capsys):
+    (folder / "reach.yaml").write_text("behaviors: {Reach: {trainer_type: ppo}}")
+    assert main(["fit", "--config=reach.yaml"]) == 2
+    line = "error: behaviors in reach.yaml are of ML-Agents; convert them: lightning-rl import-mlagents reach.yaml --env ID > mine.yaml"
+    assert capsys.readouterr().err.strip() == line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_ppo_learns_to_reach(scene, folder, capsys, seed):
@@ -311,7 +325,7 @@ def test_ppo_learns_to_reach(scene, folder, capsys, seed):
     ("algorithm", "kind", "steps", "options"),
     [
         ("SAC", "", 20_000, OFF_POLICY),
-        ("PPO", "visual", 100_000, f"{ON_POLICY} --model.batch_size=256 --model.n_epochs=4"),
+        ("PPO", "visual", 150_000, f"{ON_POLICY} --model.batch_size=256 --model.n_epochs=4 --model.learning_rate=3e-4"),
         ("PPO", "", 60_000, f"{ON_POLICY} --model.batch_size=256 --model.n_epochs=4 --model.memory=LSTM"),
     ],
 )
@@ -332,7 +346,7 @@ def test_poca_learns_to_arrive_as_a_group(coop, folder, capsys, seed):
 def test_poca_trains_groups_that_lose_members_and_continues(coop, folder, capsys):
     own = [*coop("--count", "2"), "--model=POCA", "--model.n_steps=64", "--model.batch_size=64", "--model.log_interval=1"]
     assert fit(own, steps=1_000) == 0
-    assert "POCA on unity:Coop, 1 copy of 6 agents that learn" in capsys.readouterr().out
+    assert "POCA on unity:Coop, 1 copy of 6 agents in 2 groups that learn" in capsys.readouterr().out
     assert -1.0 < read_last(folder, "POCA", "rollout/group_ep_rew_mean") < 1.5, "at most 3 x 0.5, at least 40 ticks x 0.02"
     run = folder / "runs" / "POCA" / "Coop" / "version_0"
     assert (run / "unity" / "Coop.onnx").is_file()
@@ -370,7 +384,8 @@ def test_a_team_learns_against_its_past_selves(race, folder, capsys, algorithm):
     own = [*race("--count", "4", "--kind", "groups"), f"--model={algorithm}", *OPTIONS[algorithm].split(), "--model.log_interval=1"]
     more = ["--model.self_play.opponents=[random]", "--model.self_play.play_against_latest_model_ratio=0"]
     assert fit(own, *SELF_PLAY.split(), *more, steps=1_500, num_envs=2) == 0
-    assert f"{algorithm} on unity:Race, 2 copies of 8 agents that learn" in capsys.readouterr().out
+    groups = " in 4 groups" * (algorithm == "POCA")
+    assert f"{algorithm} on unity:Race, 2 copies of 8 agents{groups} that learn" in capsys.readouterr().out
     rows = read_rows(folder / "runs" / algorithm / "Race" / "version_0" / "metrics.csv")
     assert float(rows[-1]["self_play/snapshots"]) >= 5
     assert sum(bool(row.get("self_play/win_rate/random")) for row in rows) > 0

@@ -3,6 +3,7 @@
 With `RowStepper` all agents learn, with `SeatStepper` one agent or one team of each copy, also in scenes of Unity (`TeamStepper`).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -90,7 +91,7 @@ class RowStepper(WorldStepper):
 
 
 class Opponent(Protocol):
-    """Plays the seats that do not learn."""
+    """Plays the seats that do not learn. In endless worlds it begins in the middle of episodes, too."""
 
     def reset(self, seed: int | None) -> None:
         """Start new episodes in all copies; `seed`: for its random draws, None: continue with the last one."""
@@ -277,17 +278,18 @@ class SeatStepper(WorldStepper):
 class TeamStepper(SeatStepper):
     """Steps endless worlds, such as scenes of Unity, in which one team of each copy learns, and the opponent acts for the others.
 
-    A scene does not say who plays against whom, and its games begin and end by themselves. So the opponent is drawn anew for a copy at some
-    step, and another team learns from the beginning of all episodes on, as in ML-Agents (Juliani et al. 2018,
-    https://arxiv.org/abs/1809.02627). The result of a game is the sign of the learners' last reward.
+    A scene does not say who plays against whom, and its games begin and end by themselves. So the opponent is drawn again after
+    `swap_steps`, in the middle of episodes, and after `team_change` the next team learns, from new episodes on, as in ML-Agents (Juliani et
+    al. 2018, https://arxiv.org/abs/1809.02627). The result of a game is the sign of the learners' last reward.
 
     Args:
         world: a world that is endless.
         teams: the indices of the agents of each team, `[teams, S]`.
     """
 
-    swap_steps, team_change = 1, 1
-    """Steps of the opponent's agents until it is drawn anew, and of learners until another team learns, over all ranks."""
+    swap_steps: float = math.inf
+    team_change: float = math.inf
+    """Steps of the opponent's agents until it is drawn again, and of learners until another team learns, over all ranks."""
 
     def __init__(self, world: World, teams: np.ndarray) -> None:
         super().__init__(world, teams)
@@ -303,8 +305,13 @@ class TeamStepper(SeatStepper):
             self._change_team()
         elif self.steps_played * num_ranks() >= self.swap_steps:
             self.steps_played = 0
+            self.side.moved[np.setdiff1d(self.side.rows, self.learners)] = False  # the memory of the players that are drawn begins empty
             self.opponent.begin(self.world.all, self.seats)
         return self.side.pop_step(learners, self.learners)
+
+    def _restart(self, seed: int | None) -> None:
+        self.steps_played = self.steps_learned = 0
+        super()._restart(seed)
 
     def _move(self, copies: np.ndarray, learners: np.ndarray = NOBODY, action: Tree = ()) -> None:
         moving = int(self.side.to_move[self.side.rows[copies]].sum())
@@ -325,7 +332,8 @@ class TeamStepper(SeatStepper):
         """Truncate the episodes of learners, and begin new ones in which the next team learns."""
         side, rows = self.side, self.learners[self.side.present[self.learners] & self.side.moved[self.learners]]
         rows = rows[~side.ended[rows]]
-        side.end(rows, np.zeros(len(rows), dtype=bool), *side.newest(rows), {})
+        if len(rows):
+            side.end(rows, np.zeros(len(rows), dtype=bool), *self.world.observe_last(SIDE, rows))
         self.steps_played = self.steps_learned = 0
         self.seats[:] = (self.seats + 1) % len(self.members)
         self.learners = self._find_learners()

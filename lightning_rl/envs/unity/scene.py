@@ -111,6 +111,7 @@ class Scene:
             turn = self.player.finish()
             for name, seats in self.seats.items():
                 seats.note_ends(turn.ended[name])
+            self._check_behavior(turn)
             asking = [name for name, agents in turn.asking.items() if agents.ids and self.is_learner(name)]
             if asking:
                 for name in asking if self.seats else ():
@@ -122,6 +123,13 @@ class Scene:
                 return turn
             self.player.start({})
         raise SettingError(f"{self.config.name}: in {MAX_TURNS_ALONE:,} messages no agent of {self.settings.behavior} asked for a decision")
+
+    def _check_behavior(self, turn: Turn) -> None:
+        """Raise `SettingError`: agents ask, and there is no behavior with the name that the settings give."""
+        asking, wanted = [known_as(name) for name, agents in turn.asking.items() if agents.ids], self.settings.behavior
+        known = {known_as(name) for name in self.player.specs}
+        if wanted is not None and asking and wanted not in known:
+            raise SettingError(f"env.kwargs.behavior {wanted}: the scene has {' and '.join(sorted(known))}{nearest(wanted, known)}")
 
     def wait_for_first(self) -> Turn:
         """Return the first message in which agents ask."""
@@ -238,7 +246,7 @@ def find_spaces(config: EnvConfig) -> Spaces:
     return spaces
 
 
-def in_groups(config: EnvConfig, spaces: Spaces) -> Spaces:
+def find_groups(config: EnvConfig, spaces: Spaces) -> Spaces:
     """Return the spaces of agents that learn in groups, those of a scene whose spaces were just found.
 
     All groups have the size of the largest in the first message, or `seats`. An agent without a group is one by itself. Raises

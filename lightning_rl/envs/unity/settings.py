@@ -14,6 +14,7 @@ PREFIX = "unity:"
 EDITOR_PORT = 5004
 SUFFIXES = {"linux": ("", ".x86_64", ".x86"), "darwin": ("", ".app"), "win32": ("", ".exe")}
 """What follows the name of an executable, by platform."""
+BUILDS = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix)
 CRASH_HANDLER = "UnityCrashHandler"
 DEFAULT_RESTARTS = 10
 

@@ -165,7 +165,8 @@ class UnityWorld(World):
                 row = first + seat
                 ended[row], terminated[row], finals[row] = True, not last.interrupted, last
         for rows in (side.rows[e] for e in self.lost):
-            side.valid[rows], side.unpaid[rows] = False, 0.0
+            side.valid[rows] &= side.ended[rows]
+            side.unpaid[rows] = 0.0
         rows = side.rows[copies]
         return Moves(reward[rows], ended[rows], terminated[rows], present[rows])
 
@@ -192,12 +193,21 @@ class UnityWorld(World):
                     side.mask[gone] = True
 
     def observe_last(self, name: str, rows: np.ndarray) -> tuple[Tree, Tree, Mapping[int, Info]]:
-        lasts = [self.finals[name][row] for row in rows.tolist()]
+        reports: Mapping[int, Report] = self.finals[name]
+        if not reports.keys() >= {*rows.tolist()}:  # the others are cut, and go on in the scene
+            asking = [
+                (first + seat, Report(seats.asking, k))
+                for first, seats in self._seated(name, self.all)
+                for k, seat in enumerate(seats.asked)
+            ]
+            reports = {**dict(asking), **reports}
+        lasts = [reports[row] for row in rows.tolist()]
         obs = tree_stack([as_tree([sensor[last.place] for sensor in last.agents.obs]) for last in lasts])
+        mask = np.stack([last.agents.mask[last.place] for last in lasts]) if self.sides[name].spaces.masked else ()  # type: ignore[index]
         infos: dict[int, Info] = {}
         if any(scene.lessons for scene in self.scenes):
             infos = {row: {LESSONS: self.scenes[row // len(self.sides[name].agents)].played} for row in rows.tolist()}
-        return obs, self.sides[name].spaces.masks(len(rows)), infos
+        return obs, mask, infos
 
     def set_lessons(self, lessons: Mapping[str, LessonValues]) -> None:
         for scene in self.scenes:
