@@ -53,7 +53,7 @@ class SelfPlayConfig:
         team_change: for several behaviors, and for the teams of a scene of Unity, environment steps of the one that learns after which the
             next one does; null: 5 · save_steps.
         swap_steps: for scenes of Unity, whose episodes do not begin together, environment steps of the others after which they are drawn
-            again; elsewhere they are drawn for each episode.
+            again; null: 2,000. Elsewhere they are drawn for each episode.
     """
 
     window: Annotated[int, Range(1)] = 10
@@ -63,7 +63,7 @@ class SelfPlayConfig:
     opponents: list[str | Script] = field(default_factory=list)
     teams: list[str | list[str]] | None = None
     team_change: Annotated[int, Range(1)] | None = None
-    swap_steps: Annotated[int, Range(1)] = 2_000
+    swap_steps: Annotated[int, Range(1)] | None = None
 
     def __post_init__(self) -> None:
         read_fields(self, "self_play.")
@@ -79,6 +79,11 @@ class SelfPlayConfig:
     def names(self) -> list[str]:
         """Return the names of the opponents, which checkpoints store."""
         return [name_opponent("each of self_play.opponents", opponent) for opponent in self.opponents]
+
+    @property
+    def draw_steps(self) -> int:
+        """Return how many steps the players of a scene of Unity make until they are drawn again."""
+        return 2_000 if self.swap_steps is None else self.swap_steps
 
     @property
     def turn_steps(self) -> int:

@@ -156,7 +156,7 @@ class Turns:
         for name in self.waiting:
             self.opponents[name].finish(finished * self.world.num_copies // len(ended), results)
             self.steps_played[name] += int(steps[name].valid.sum())
-            if self.steps_played[name] * num_ranks() >= self.opponents[name].config.swap_steps:
+            if self.steps_played[name] * num_ranks() >= self.opponents[name].config.draw_steps:
                 self._draw(self.world.all, [name])
                 self.start[name][:] = True  # the memory of the players that are drawn begins empty
 

@@ -331,9 +331,10 @@ def set_self_play(config: Config, settings: Settings, several: bool) -> None:
         config.note("self_play.teams must name the agents of each team, such as [agent_team0_*, agent_team1_*]: such files do not")
     for name, reason in SELF_PLAY_DROPPED.items():
         if name in section:
-            steps = section.integer(name, 1, low=0)
-            if in_scene or (several and name == "team_change"):
-                config.set(f"model.self_play.{name}", max(1, steps))
+            is_kept = in_scene or (several and name == "team_change")
+            steps = section.integer(name, 1, low=1 if is_kept else 0)
+            if is_kept:
+                config.set(f"model.self_play.{name}", steps)
             else:
                 config.note(f"self_play.{name} dropped: {reason}")
 

@@ -100,10 +100,8 @@ class FrozenPolicy:
     def __init__(self, checkpoint: str | Path, behavior: str | None = None) -> None:
         self.checkpoint, self.behavior = str(checkpoint), behavior
         self.algorithm = choose_behavior(RunModule.load_from_checkpoint(checkpoint), behavior)
-        self.keywords, self.learns_in_groups = (
-            {"critic_obs": getattr(self.algorithm, "critic_obs", None)},
-            self.algorithm.learns_in_groups,
-        )
+        self.keywords = {"critic_obs": getattr(self.algorithm, "critic_obs", None)}
+        self.learns_in_groups = self.algorithm.learns_in_groups
 
     def __call__(self, env: SharedEnv | None, *, spaces: Spaces, max_env_steps: int) -> LearningModule:
         stored = self.algorithm
@@ -347,7 +345,7 @@ def prepare_self_play(setting: object, spaces: Spaces, env: object) -> tuple[Sel
         SettingError: the setting is invalid, or the environment has a single agent.
     """
     config, is_unity = as_settings("self_play", SelfPlayConfig, setting), getattr(env, "is_unity", False)
-    if not is_unity and env is not None and config.swap_steps != SelfPlayConfig.swap_steps:
+    if not is_unity and env is not None and config.swap_steps is not None:
         raise SettingError("self_play.swap_steps is for scenes of Unity; elsewhere an opponent plays whole episodes: leave it out")
     if isinstance(env, SharedEnv):
         if config.teams is not None:

@@ -146,7 +146,7 @@ def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rol
     else:
         stepper.opponent = make_self_play_opponent(algorithm, len(stepper.seats))  # type: ignore[union-attr]
         if isinstance(stepper, TeamStepper):
-            stepper.swap_steps, stepper.team_change = algorithm.self_play.swap_steps, algorithm.self_play.turn_steps
+            stepper.swap_steps, stepper.team_change = algorithm.self_play.draw_steps, algorithm.self_play.turn_steps
     kind: Callable[..., SteppingCollector] = Collector
     if rollouts and isinstance(getattr(stepper, "envs", None), HostView):
         kind = partial(TensorCollector, cuda_graph=algorithm.compile is not False)

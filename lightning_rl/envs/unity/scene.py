@@ -126,9 +126,11 @@ class Scene:
 
     def _check_behavior(self, turn: Turn) -> None:
         """Raise `SettingError`: agents ask, and there is no behavior with the name that the settings give."""
-        asking, wanted = [known_as(name) for name, agents in turn.asking.items() if agents.ids], self.settings.behavior
+        wanted = self.settings.behavior
+        if wanted is None or not any(agents.ids for agents in turn.asking.values()):
+            return
         known = {known_as(name) for name in self.player.specs}
-        if wanted is not None and asking and wanted not in known:
+        if wanted not in known:
             raise SettingError(f"env.kwargs.behavior {wanted}: the scene has {' and '.join(sorted(known))}{nearest(wanted, known)}")
 
     def wait_for_first(self) -> Turn:
