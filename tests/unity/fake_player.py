@@ -300,7 +300,21 @@ class Reach:
             body.reward += before - after - 0.01 + (after < 0.1)
 
 
-class Coop:
+class Plane:
+    """Scenes whose agents see (place, target) in the plane, and move by their actions."""
+
+    def put(self, body, done=False, interrupted=False):
+        seen = [vector([*body.place, *body.target], "state")]
+        self.academy.put(body.behavior, body.id, seen, body.reward, done, interrupted, (), body.group, body.group_reward)
+
+    def move(self, bodies, actions):
+        for body in bodies:
+            if body.id in actions:
+                moves = (max(-1.0, min(1.0, step)) for step in actions[body.id][0])
+                body.place = [max(-1.5, min(1.5, place + 0.1 * step)) for place, step in zip(body.place, moves, strict=True)]
+
+
+class Coop(Plane):
     """Groups of three. One that reaches its group's target is disabled; all come back when the last has, or after 40 ticks."""
 
     name = "Coop?team=0"
@@ -323,10 +337,6 @@ class Coop:
             body.begin()
             body.place, body.target = [draw(-1, 1), draw(-1, 1)], target
 
-    def put(self, body, done=False, interrupted=False):
-        seen = [vector([*body.place, *body.target], "state")]
-        self.academy.put(self.name, body.id, seen, body.reward, done, interrupted, (), body.group, body.group_reward)
-
     def step(self):
         for group in self.groups:
             there = [body for body in group if body.there]
@@ -348,13 +358,10 @@ class Coop:
         return True
 
     def apply(self, actions):
-        for body in (each for group in self.groups for each in group):
-            if body.there and body.id in actions:
-                moves = (max(-1.0, min(1.0, step)) for step in actions[body.id][0])
-                body.place = [max(-1.5, min(1.5, place + 0.1 * step)) for place, step in zip(body.place, moves, strict=True)]
+        self.move((body for group in self.groups for body in group if body.there), actions)
 
 
-class Race:
+class Race(Plane):
     """Games of two teams: the one of which somebody reaches the target first wins, and after 40 ticks nobody does.
 
     `--kind groups`: teams of two, which are groups that win and lose together.
@@ -384,10 +391,6 @@ class Race:
             body.begin()
             body.place, body.target = [draw(-1, 1), draw(-1, 1)], target
 
-    def put(self, body, done=False, interrupted=False):
-        seen = [vector([*body.place, *body.target], "state")]
-        self.academy.put(body.behavior, body.id, seen, body.reward, done, interrupted, (), body.group, body.group_reward)
-
     def step(self):
         for teams in self.games:
             if teams[0][0].age:
@@ -406,10 +409,7 @@ class Race:
         return True
 
     def apply(self, actions):
-        for body in (each for teams in self.games for team in teams for each in team):
-            if body.id in actions:
-                moves = (max(-1.0, min(1.0, step)) for step in actions[body.id][0])
-                body.place = [max(-1.5, min(1.5, place + 0.1 * step)) for place, step in zip(body.place, moves, strict=True)]
+        self.move((body for teams in self.games for team in teams for body in team), actions)
 
 
 class Ball:
