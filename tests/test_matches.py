@@ -4,12 +4,12 @@ import pytest
 
 import lightning_rl as lrl
 from lightning_rl import PPO, SettingError
+from lightning_rl.envs.games import tic_tac_toe
 from lightning_rl.matches import describe_matches, play_matches
 from tests.data.test_opponents import fit, game, last_legal
 
+another_tic_tac_toe = tic_tac_toe
 GAME = "lightning_rl.envs.games.tic_tac_toe"
-
-
 MINIMAX = "lightning_rl.envs.games.players.minimax"
 
 

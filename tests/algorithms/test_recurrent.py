@@ -275,9 +275,9 @@ def test_settings_made_in_python_and_read_from_a_file_are_the_same():
 @pytest.mark.thorough
 @pytest.mark.parametrize("in_a_file", [False, True])
 def test_dqn_learns_with_its_defaults_and_a_memory_that_is_named_on_the_command_line_or_in_a_config(in_a_file, folder, capfd):
-    settings = {"env": {"id": "CartPole-v1"}, "memory": "LSTM", "max_env_steps": 120}
+    settings = {"env": {"id": "CartPole-v1"}, "memory": "LSTM", "max_env_steps": 1_500}
     (folder / "mine.yaml").write_text(yaml.safe_dump({"model": {"class_path": "DQN", "init_args": settings}}))
-    named = "--model DQN --model.env.id CartPole-v1 --model.memory LSTM --model.max_env_steps 120"
+    named = "--model DQN --model.env.id CartPole-v1 --model.memory LSTM --model.max_env_steps 1500"
     quiet = "--evaluation null --trainer.enable_progress_bar false --trainer.accelerator cpu"
     assert run(f"fit {'--config mine.yaml' if in_a_file else named} {quiet}", capfd)[0] == 0
     with next(folder.rglob("metrics.csv")).open() as file:

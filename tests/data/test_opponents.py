@@ -8,7 +8,7 @@ import lightning_rl as lrl
 from lightning_rl import DQN, PPO, SettingError
 from lightning_rl.data.opponents import ScriptedOpponent
 from lightning_rl.data.self_play import Snapshots
-from lightning_rl.envs.games import GAMES, tic_tac_toe
+from lightning_rl.envs.games import GAMES
 from lightning_rl.loggers import read_rows
 from lightning_rl.matches import play_matches
 from lightning_rl.training.experience import make_self_play_opponent
@@ -17,7 +17,6 @@ from tests.fitting import tiny
 GAME = "lightning_rl.envs.games.tic_tac_toe"
 MINIMAX = "lightning_rl.envs.games.players.minimax"
 CALLS = []
-another_tic_tac_toe = tic_tac_toe
 
 
 def first_legal(obs, mask, random):
