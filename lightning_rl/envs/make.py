@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -98,6 +99,8 @@ def make_env(config: EnvSource, index: int = 0) -> gym.Env:
         raise SettingError(f"{config.name} is a scene of Unity, which cannot be played as a single environment here; see docs/unity.md")
     if config.vectorization == "envpool":
         return SingleEnv(_make_envpool(config))
+    if config.vectorization == "native":
+        return _make_native(config)
     env = _make_registered(config) if config.is_registered else _make_own(config, index)
     if isinstance(env, AgentsEnv):
         return EnvParameters(env, as_parameters(config.parameters), index) if config.parameters else env
@@ -118,6 +121,21 @@ def make_env(config: EnvSource, index: int = 0) -> gym.Env:
     if config.frame_stack or config.atari:
         env = gym.wrappers.FrameStackObservation(env, count_stacked_frames(config))
     return with_mask_info(env)
+
+
+def _make_native(config: EnvConfig) -> gym.Env:
+    """Build one copy of an environment that is stepped as a batch: a batch of one if the single version is another task, as ALE's is."""
+    envs = make_vector_env(replace(config, num_envs=1))
+    try:
+        single = with_mask_info(_make_registered(config))
+    except SettingError:  # it takes other arguments
+        return SingleEnv(envs)
+    spaces = single.observation_space, single.action_space
+    if spaces != (envs.single_observation_space, envs.single_action_space):
+        single.close()
+        return SingleEnv(envs)
+    envs.close()
+    return single
 
 
 def _make_registered(config: EnvConfig) -> gym.Env:

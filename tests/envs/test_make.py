@@ -13,6 +13,7 @@ from types import MethodType, ModuleType, SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import SyncVectorEnv
@@ -200,6 +201,23 @@ def test_a_single_envpool_environment_can_be_stepped_and_seeded():
     obs, reward, terminated, truncated, _ = env.step(1)
     assert obs[0] == pytest.approx(starts[2][0] + 0.02 * starts[2][1], abs=1e-6)
     assert (reward, terminated, truncated) == (1.0, False, False)
+    env.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kwargs", [{}, {"use_fire_reset": False}])
+def test_a_single_atari_game_of_ales_own_vector_environment_is_what_training_sees(kwargs):
+    env = make_env(EnvConfig("ALE/Pong-v5", 4, "native", kwargs=kwargs))
+    starts = [env.reset(seed=seed)[0] for seed in (1, 1)]
+    assert starts[0].shape == env.observation_space.shape == (4, 84, 84) and np.array_equal(*starts)
+    obs, reward, terminated, truncated, _ = env.step(2)
+    assert env.observation_space.contains(obs) and (reward, terminated, truncated) == (0.0, False, False)
+    env.close()
+
+
+def test_a_single_environment_that_is_stepped_natively_is_the_single_version_if_both_are_one_task():
+    env = make_env(EnvConfig("CartPole-v1", 4, "native"))
+    assert type(env.unwrapped) is CartPoleEnv and env.observation_space.shape == (4,)
     env.close()
 
 
