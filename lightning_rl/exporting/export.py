@@ -216,15 +216,16 @@ class Check:
     def compare_actions(self, expected: list[np.ndarray], outputs: list[np.ndarray], obs: Tree, mask: Tree, memory: Tree) -> None:
         """Compare the leaves of an action: numbers by their difference, choices by their log-probability under the policy."""
         leaves, bounds = self.distribution.leaves(), self.distribution.flat(limits(self.spaces.action))
-        for i, (leaf, ours, theirs) in enumerate(zip(leaves, expected, outputs, strict=True)):
+        inputs = self.leaf_inputs(obs, mask, memory)
+        for i, (leaf, ours, theirs, (x, legal)) in enumerate(zip(leaves, expected, outputs, inputs, strict=True)):
+            size = max(1.0, float(x.abs().max()))  # what float32 rounds before an action is clipped
             if not leaf.sizes:
                 low, high = bounds[i].astype(float).clip(-UNBOUNDED, UNBOUNDED)
-                scale = np.where(high - low < UNBOUNDED, high - low, np.abs(ours))
+                scale = np.maximum(size, np.where(high - low < UNBOUNDED, high - low, np.abs(ours)))
                 self.difference = max(self.difference, self.compare(ours, theirs, scale, "an action"))
             elif not np.array_equal(ours, theirs):
-                x, legal = self.leaf_inputs(obs, mask, memory)[i]
                 first, second = (leaf.evaluate(x, torch.from_numpy(leaf.from_env(chosen)), legal)[0] for chosen in (ours, theirs))
-                if not bool(((first - second).abs() <= TOLERANCE * max(1.0, float(x.abs().max()))).all()):
+                if not bool(((first - second).abs() <= TOLERANCE * size).all()):
                     raise refusal(f"makes other choices in {int((ours != theirs).sum())} of {ours.size} cases")
                 self.ties += int((ours != theirs).sum())
 

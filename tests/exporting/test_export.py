@@ -181,6 +181,16 @@ def test_numbers_may_differ_by_a_hundred_thousandth_of_the_width_of_their_dimens
             check(changed(exact, lambda action, wrong=wrong: action - np.float32(wrong)), policy)
 
 
+def test_numbers_may_differ_by_what_float32_rounds_of_larger_ones_that_are_clipped():
+    policy, exact = graph_of()
+    with torch.no_grad():
+        policy.network.actor[-1].bias.fill_(-200.0)  # beyond the bounds of both dimensions
+    off = [check(changed(exact, lambda action, by=by: action + np.float32([by, 0])), policy).max_share_of_allowed for by in (1e-3, 1.9e-3)]
+    assert off == pytest.approx([0.5, 0.95], rel=0.02)
+    with pytest.raises(SettingError, match="differs by 0.0021 in an action"):
+        check(changed(exact, lambda action: action + np.float32([2.1e-3, 0])), policy)
+
+
 @pytest.mark.thorough
 def test_one_other_choice_in_a_thousand_is_refused_unless_the_policy_has_no_preference():
     policy, exact = graph_of("discrete")
