@@ -581,5 +581,5 @@ def expected(change: str, algorithm: str) -> dict[str, str]:
     if change in IN_TORCH:
         found |= {"another process": NAMED, **({"export": REFUSED} if change == OF_ALL and algorithm == "actor-critic" else {})}
     if change == UNLEARNED and algorithm in ("q network", "actor"):
-        found |= {"learning": REFUSED, "resume": REFUSED}
+        found |= {"learning": REFUSED, "resume": REFUSED, "another rank": REFUSED}
     return found
