@@ -234,6 +234,7 @@ ERRORS = {
         ("--trainer.precision 13", "trainer.precision must be one of 64, 32, 16", "13"),
         ("--trainer.max_time nonsense", "trainer.max_time 'nonsense'", "DD:HH:MM:SS"),
         ("--trainer.max_steps -5", "trainer.max_steps -5", "non-negative integer or -1"),
+        ("--trainer.max_epochs 3", "trainer.max_epochs 3", "a run is one epoch; use model.max_env_steps"),
         ("--trainer.fast_dev_run -1", "trainer.fast_dev_run -1", ">= 0"),
         ("--trainer.gradient_clip_val 0.3", "trainer.gradient_clip_val 0.3", "use model.max_grad_norm"),
         ("--trainer.accumulate_grad_batches 2", "trainer.accumulate_grad_batches 2", "batch_size"),

@@ -13,6 +13,7 @@ import lightning_rl as lrl
 from lightning_rl.callbacks.checkpoints import BestModel
 from lightning_rl.checkpoints import files
 from lightning_rl.checkpoints.files import SaveError
+from lightning_rl.cli.main import main
 from lightning_rl.data.collector import Collector
 from lightning_rl.training.state import RunLog
 from tests.agents import Duel, Together
@@ -479,3 +480,13 @@ def test_a_resumed_run_lists_the_settings_that_differ_from_the_checkpoint_with_b
     trainer(tmp_path).fit(SMALL("CartPole-v1", max_env_steps=240, gamma=0.9, learning_rate=1e-4), ckpt_path="last")
     (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("settings that differ from the checkpoint's: ")]
     assert sorted(line.partition(": ")[2].split(", ")) == ["gamma 0.9 (was 0.99)", "learning_rate 0.0001 (was 0.0003)"]
+
+
+@pytest.mark.thorough
+def test_the_command_lists_changed_settings_of_the_environment_too(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = "fit --model PPO --model.env.id CartPole-v1 --model.n_steps 32 --model.batch_size 64 --trainer.run_name one --evaluation null"
+    for more in ("--model.max_env_steps 256", "--model.max_env_steps 512 --model.env.max_episode_steps 40 --ckpt_path last"):
+        assert main([*options.split(), *more.split()]) == 0
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("settings that differ from the checkpoint's: ")]
+    assert line.endswith(": env.max_episode_steps 40 (was None)")

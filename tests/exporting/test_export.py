@@ -187,7 +187,7 @@ def test_numbers_may_differ_by_what_float32_rounds_of_larger_ones_that_are_clipp
         policy.network.actor[-1].bias.fill_(-200.0)  # beyond the bounds of both dimensions
     off = [check(changed(exact, lambda action, by=by: action + np.float32([by, 0])), policy).max_share_of_allowed for by in (1e-3, 1.9e-3)]
     assert off == pytest.approx([0.5, 0.95], rel=0.02)
-    with pytest.raises(SettingError, match="differs by 0.0021 in an action"):
+    with pytest.raises(SettingError, match=r"differs by 0\.0021 in an action"):
         check(changed(exact, lambda action: action + np.float32([2.1e-3, 0])), policy)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 import lightning_rl as lrl
 from lightning_rl import DQN, GRU, LSTM, PPO, SAC, SettingError
@@ -428,6 +429,20 @@ def test_damaged_files_are_refused(agent):
         description.write_text(content)
         with pytest.raises(SettingError, match=words):
             lrl.load_policy(agent)
+
+
+def test_an_agent_whose_description_has_many_more_layers_than_weights_is_refused_before_they_are_built(agent):
+    description = agent / "agent.json"
+    content = json.loads(description.read_text())
+    content["hyper_parameters"]["net_arch"] = [1] * 100_000
+    description.write_text(json.dumps(content))
+    built = []
+    with (
+        register_module_parameter_registration_hook(lambda *weight: built.append(weight)),
+        pytest.raises(SettingError, match=r"does not fit its own settings, which have many more weights$"),
+    ):
+        lrl.load_policy(agent)
+    assert len(built) < 1000
 
 
 def test_files_hold_no_pickle_and_no_path_of_the_machine(agent, checkpoint):

@@ -906,3 +906,31 @@ def test_a_state_of_another_kind_of_environment_is_not_taken():
     mine, other = ours.state_dict(), theirs.state_dict()
     assert ours.load_state_dict(other) is not None and theirs.load_state_dict(mine) is not None
     assert stepper_of(Mortal, 2).load_state_dict(mine) == "the checkpoint has 1 copies of the environment, not 2"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("env_id", ["pettingzoo.classic.connect_four_v3", "mpe2.simple_spread_v3"])
+def test_a_saved_copy_with_a_number_in_the_place_of_an_environment_inside_it_starts_new_episodes(env_id):
+    config = EnvConfig(env_id, 2)
+    saved, other = (make_fitting_stepper(config, probe_spaces(config), 0) for _ in range(2))
+    for each in (saved, other):
+        each.opponent = Script()
+        each.opponent.get_state, each.opponent.set_state = dict, lambda state: None
+    saved.reset(0)
+    state = saved.state_dict()
+    inner = state["states"][1]
+    places = list(places_of_environments(inner))
+    assert len(places) >= 3
+    for layer, name in places:
+        whole, layer[name] = layer[name], np.inf
+        assert other.load_state_dict(state) == f"{env_id} could not be restored exactly"
+        layer[name] = whole
+    assert other.load_state_dict(state) is None
+
+
+def places_of_environments(tree):
+    """Yield each mapping in a saved state that holds an environment inside another one, and its name there."""
+    if isinstance(tree, dict):
+        yield from ((tree, name) for name, value in tree.items() if name in ("env", "aec_env") and value[0] == "~object")
+    for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ():
+        yield from places_of_environments(value)
