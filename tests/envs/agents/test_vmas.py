@@ -317,6 +317,17 @@ def test_agents_with_different_spaces_learn_as_several_behaviors():
     fit(model)
 
 
+@pytest.mark.thorough
+def test_an_evaluation_of_several_behaviors_steps_all_copies_in_one_call(monkeypatch):
+    learner = partial(PPO, n_steps=5, batch_size=5, net_arch=[8])
+    behaviors = {"adversary": Behavior("adversary_*", learner), "good": Behavior("agent_*", learner)}
+    model = MultiAgent({"id": "vmas.simple_tag", "num_envs": 2, "max_episode_steps": 6}, behaviors, max_env_steps=40)
+    steps, step = [], VmasCopies.step
+    monkeypatch.setattr(VmasCopies, "step", lambda copies, actions: steps.append(copies.env.num_envs) or step(copies, actions))
+    found = play_episodes(model, 4, 3, num_envs=4)
+    assert [each.length for each in found] == [6] * 4 and {*steps} == {4} and len(steps) < 4 * 6
+
+
 def make_two_sides():
     """A world of two behaviors with different observations, and the spaces of both."""
     config = EnvConfig("vmas.simple_tag", num_envs=3, max_episode_steps=4)
