@@ -59,6 +59,10 @@ class TargetNetworkUpdate(pl.Callback):
             match_target(*networks)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
+        parts = {id(part) for part in pl_module.modules()}
+        if not all(id(network) in parts for networks in pl_module.target_networks for network in networks):
+            name = type(pl_module).__name__
+            raise SettingError(f"a network of {name} was replaced, but not in {name}.target_networks: assign its pairs with targets too")
         online, target = (nn.ModuleList(networks) for networks in zip(*pl_module.target_networks, strict=True))
         self.weights = list(target.parameters()), list(online.parameters())
         self.buffers = list(zip(target.buffers(), online.buffers(), strict=True))

@@ -238,15 +238,17 @@ class TorchActor:
 class NumpyActor:
     """Acts in numpy on the CPU with a perceptron over a vector, with or without memory. Arguments and methods as for `TorchActor`."""
 
+    distribution: Any
+
     def __init__(self, network: PolicyNetwork, obs: np.ndarray, generator: Generator) -> None:
         self.network, self.generator = network, generator
-        self.distribution: Any = network.distribution
         self.begin(obs)
 
     def begin(self, obs: np.ndarray) -> None:
         """Begin an iteration over an array `[T, N, F]`, with views of the current weights; row t must be filled before `act(t)`."""
         perceptron, normalizer = self.network.perceptron(), self.network.normalizer
         assert perceptron is not None
+        self.distribution = self.network.distribution
         self.obs = obs
         self.taken: list[np.ndarray] = []
         self.normalize = None if isinstance(normalizer, NoNormalizer) else numpy_normalizer(normalizer)
@@ -426,6 +428,18 @@ def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lamb
         if hooks := tuple(hooks_of([part])):
             structure[f"hooks of {name or 'the algorithm'}"] = hooks
     return structure
+
+
+def describe_uncalled(module: nn.Module) -> str | None:
+    """Return a line about hooks and `forward` of parts that are not called as modules, as PPO's network is not; None if there are none."""
+    names = [
+        name
+        for name, part in module.named_modules()
+        if name and type(part).forward is nn.Module.forward and (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+    ]
+    if not names:
+        return None
+    return f"hooks and forward of {', '.join(names)} are not called, since losses call other methods of it: change a layer in it instead"
 
 
 def hooks_of(parts: Iterable[nn.Module]) -> list[object]:

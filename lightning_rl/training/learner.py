@@ -14,7 +14,15 @@ from torch import Generator, Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lightning_rl.callbacks.iteration import GRADIENT_HOOKS, UNUSED_HOOKS, UNUSED_LOOPS, gradient_hooks, overrides
+from lightning_rl.callbacks.iteration import (
+    GRADIENT_HOOKS,
+    UNUSED_HOOKS,
+    UNUSED_LOOPS,
+    TargetNetworkUpdate,
+    gradient_hooks,
+    match_target,
+    overrides,
+)
 from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.checkpoints.validation import GENERATOR, MAPPING, Rules, below
 from lightning_rl.compiling import MIN_UPDATES, CompiledLoss, begin_compiling, can_compile_gradients, compile_again
@@ -25,13 +33,14 @@ from lightning_rl.distributed import share_buffers
 from lightning_rl.envs.agents.world import SharedEnv, Side
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import PolicyNetwork, check_float32, hooks_of
+from lightning_rl.networks.acting import PolicyNetwork, check_float32, describe_uncalled, hooks_of
 from lightning_rl.networks.normalization import NoNormalizer
 from lightning_rl.networks.off_policy import Critic
 from lightning_rl.optimization import ScheduledOptimizer, are_float32, best_matmul, check_optimizers, describe_unlearned, first_rate
 from lightning_rl.threads import has_convolutions
 from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.learning import LearningModule
+from lightning_rl.training.new_parts import NewParts
 from lightning_rl.training.replay import load_buffer
 from lightning_rl.types import State, Tree
 
@@ -58,6 +67,11 @@ class Learner:
         self.unread_steps: list[tuple[Tensor, tuple[Any, ...]]] = []
         """Gradient steps on a GPU whose result is not read yet: whether each was finite, and the arguments of `refuse` if not."""
         self.matmul_before: str | None = None
+        self.new_parts: NewParts | None = None
+        self.unlearned: str | None = None
+        """The line about parameters that are not learned."""
+        self.rate: float | None = None
+        """The learning rate that its optimizers were given last."""
 
     @cached_property
     def guard(self) -> Guard:
@@ -129,6 +143,7 @@ class Learner:
             update.on_train_start(trainer, algorithm)  # type: ignore[arg-type]
             self.followers.insert(0, update)
         self.hooks = gradient_hooks(trainer, algorithm)
+        self.rate, self.unlearned, self.new_parts = None, None, NewParts(algorithm)
         self._name_unused()
         self.matmul_before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(best_matmul(algorithm.modules(), algorithm.device))
@@ -156,12 +171,33 @@ class Learner:
         rate = algorithm.hparams.get("learning_rate", algorithm.learning_rate)
         if unused := check_optimizers(algorithm.own_optimizers, schedulers, algorithm.min_optimizers, name, rate):
             algorithm.say(unused)
-        if unlearned := describe_unlearned(algorithm, trainer.optimizers, algorithm.learned_otherwise):
-            algorithm.say(unlearned)
+        self._name_unlearned()
+        if uncalled := describe_uncalled(algorithm):
+            algorithm.say(uncalled)
         for hook in filter(lambda hook: overrides(algorithm, hook), UNUSED_HOOKS):
             algorithm.say(f"{name}.{hook} is not called: `step` makes the gradient step, with its hooks {', '.join(GRADIENT_HOOKS)}")
         for hook in filter(lambda hook: overrides(algorithm, hook), UNUSED_LOOPS):
             algorithm.say(f"{name}.{hook} is not called: evaluations play episodes, see docs/lightning.md")
+
+    def _name_unlearned(self) -> None:
+        """Print a line about parameters that no optimizer holds, if it is a new one."""
+        algorithm = self.algorithm
+        before, self.unlearned = self.unlearned, describe_unlearned(algorithm, algorithm.trainer.optimizers, algorithm.learned_otherwise)
+        if self.unlearned not in (None, before):
+            algorithm.say(self.unlearned)
+
+    def _take_new_parts(self) -> None:
+        """Name parameters that were put into the algorithm during the run and are not learned, and give targets the new parts."""
+        algorithm = self.algorithm
+        for networks in algorithm.target_networks:
+            match_target(*networks)
+        for callback in self.followers:
+            if isinstance(callback, TargetNetworkUpdate):
+                callback.on_train_start(algorithm.trainer, algorithm)  # type: ignore[arg-type]
+        compile_again(self.compiled)
+        self._name_unlearned()
+        assert self.new_parts is not None
+        self.new_parts.begin()
 
     # ---------------------------------------------------------------- each iteration
 
@@ -172,6 +208,8 @@ class Learner:
         algorithm.began_at, algorithm.progress = began_at, progress
         if not are_float32(algorithm.own_optimizers) or next(algorithm.network.parameters()).dtype != torch.float32:
             check_float32(*self.networks())
+        if self.new_parts is not None and self.new_parts.found:
+            self._take_new_parts()
         if isinstance(algorithm.network, PolicyNetwork):  # not a module of a user's own
             algorithm.network.check_methods()
         if self.compiled and self.compiled_hooks != (hooks := hooks_of(algorithm.modules())):
@@ -188,7 +226,10 @@ class Learner:
         for optimizer in algorithm.own_optimizers:
             if isinstance(optimizer, ScheduledOptimizer) and optimizer not in scheduled:
                 for group in optimizer.param_groups:
+                    if self.rate not in (None, group["lr"]):
+                        algorithm.say(f"{group['lr']:g} in an optimizer is replaced by learning_rate, which it follows: assign that")
                     group["lr"] = algorithm.learning_rate
+        self.rate = algorithm.learning_rate
 
     def postpone(self, finite: Tensor, name: str, loss: Tensor, norm: Tensor) -> None:
         """Read later whether a gradient step was finite that the GPU has made or skipped."""
@@ -301,6 +342,8 @@ class Learner:
             algorithm.say(f"{', '.join(late)}: recorded after the last iteration, so no row holds them")
         self.clear_metrics()
         self.hooks = None  # they belong to this Trainer
+        if self.new_parts is not None:
+            self.new_parts.end()
         while self.compiled:
             delattr(algorithm, self.compiled.popitem()[0])
         if self.matmul_before is not None:
