@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytorch_lightning as pl
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lightning_rl.callbacks.checkpoints import SaveCheckpoints
@@ -59,10 +60,6 @@ class TargetNetworkUpdate(pl.Callback):
             match_target(*networks)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: AlgorithmRun) -> None:
-        parts = {id(part) for part in pl_module.modules()}
-        if not all(id(network) in parts for networks in pl_module.target_networks for network in networks):
-            name = type(pl_module).__name__
-            raise SettingError(f"a network of {name} was replaced, but not in {name}.target_networks: assign its pairs with targets too")
         online, target = (nn.ModuleList(networks) for networks in zip(*pl_module.target_networks, strict=True))
         self.weights = list(target.parameters()), list(online.parameters())
         self.buffers = list(zip(target.buffers(), online.buffers(), strict=True))
@@ -96,6 +93,35 @@ def match_target(online: nn.Module, target: nn.Module) -> None:
         target.__class__ = copied.__class__
         vars(target).clear()
         vars(target).update(vars(copied))
+
+
+class NewParts:
+    """Notices modules and parameters that are assigned to a module or to one of its parts, until `end`.
+
+    Args:
+        module: the algorithm.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.begin()
+        kinds = register_module_module_registration_hook, register_module_parameter_registration_hook
+        self.handles = [register(self.notice) for register in kinds]
+
+    def begin(self) -> None:
+        """Begin to look for parts that are not there yet."""
+        self.found = False
+        self.known = {id(part) for part in self.module.modules()}
+
+    def notice(self, module: nn.Module, name: str, part: nn.Module | nn.Parameter | None) -> None:
+        """Note that a part was assigned, if it was assigned to the algorithm; torch calls this for all modules of the process."""
+        if id(module) in self.known:
+            self.found = True
+
+    def end(self) -> None:
+        """Look no longer."""
+        for handle in self.handles:
+            handle.remove()
 
 
 BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)

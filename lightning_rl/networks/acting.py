@@ -435,7 +435,7 @@ def describe_uncalled(module: nn.Module) -> str | None:
     names = [
         name
         for name, part in module.named_modules()
-        if name and type(part).forward is nn.Module.forward and (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+        if name and type(part).forward is nn.Module.forward and (hooks_of([part]) or "forward" in vars(part))
     ]
     if not names:
         return None

@@ -18,6 +18,7 @@ from lightning_rl.callbacks.iteration import (
     GRADIENT_HOOKS,
     UNUSED_HOOKS,
     UNUSED_LOOPS,
+    NewParts,
     TargetNetworkUpdate,
     gradient_hooks,
     match_target,
@@ -40,7 +41,6 @@ from lightning_rl.optimization import ScheduledOptimizer, are_float32, best_matm
 from lightning_rl.threads import has_convolutions
 from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.learning import LearningModule
-from lightning_rl.training.new_parts import NewParts
 from lightning_rl.training.replay import load_buffer
 from lightning_rl.types import State, Tree
 
@@ -144,6 +144,9 @@ class Learner:
             self.followers.insert(0, update)
         self.hooks = gradient_hooks(trainer, algorithm)
         self.rate, self.unlearned, self.new_parts = None, None, NewParts(algorithm)
+        if not all(id(network) in self.new_parts.known for networks in algorithm.target_networks for network in networks):
+            name = type(algorithm).__name__
+            raise SettingError(f"a network of {name} was replaced, but not in {name}.target_networks: assign its pairs with targets too")
         self._name_unused()
         self.matmul_before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(best_matmul(algorithm.modules(), algorithm.device))
