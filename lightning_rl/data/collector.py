@@ -15,6 +15,7 @@ from lightning_rl.data.rollout import NO_ENDS, Stepped, Unroll, add_values, gath
 from lightning_rl.distributions import Exploration, state_dependent
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import Side
+from lightning_rl.envs.classic_control import ClassicControlEnvs
 from lightning_rl.envs.stepping import AnyStepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
@@ -69,6 +70,8 @@ class Recorder:
         "episodes?/exploration?/draws/[]": MATRICES,
     }
     """What a state holds, and the kind of each value, see `checkpoints/validation.py`."""
+    at_once: ClassicControlEnvs | None = None
+    """The environments, if they are stepped as a batch."""
 
     def __init__(
         self,
@@ -194,6 +197,8 @@ class Recorder:
                 self._actor = TorchActor(self.network, obs, self.generator, self.precision)
             else:
                 self._actor.begin(obs)
+            if self.at_once is not None:
+                self.at_once.next_check = 0  # callbacks may have changed copies
             self._random, self._memories, self._ends = None, [], []
             self.statistics.finished.clear()
         tree_map(copy_to, self._obs_rows[t], self._current)
@@ -315,6 +320,8 @@ class SteppingCollector(Recorder):
 
     def __init__(self, stepper: AnyStepper, *arguments: Any, **settings: Any) -> None:
         super().__init__(stepper, stepper.num_envs, *arguments, **settings)
+        envs = getattr(stepper, "envs", None)
+        self.at_once = envs if isinstance(envs, ClassicControlEnvs) else None
         self.stepper, self.can_be_saved, self.set_lessons, self.close = stepper, stepper.can_be_saved, stepper.set_lessons, stepper.close
 
     def reset(self, seeded: bool = True) -> None:

@@ -2,13 +2,16 @@
 
 Each copy remains a gymnasium environment, which draws first states, holds the physical constants, and is what checkpoints save. The steps
 are computed here, with the same operations in the same order, on the states of all copies. Values are computed one by one only where
-array operations round differently: for powers and in place of `math.cos`.
+array operations round differently: for powers and in place of `math.cos`. Copies that a user changes during a run are read again, or
+stepped one by one if a method was replaced.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
+from operator import attrgetter
+from types import FunctionType, SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
 import gymnasium as gym
@@ -17,22 +20,41 @@ from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv, Continuous_M
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from lightning_rl.envs.sync import TurnVectorEnv, name_of
-from lightning_rl.errors import SettingError
 from lightning_rl.types import Info, Options, Tree
 
 ELAPSED, LIMIT = "_elapsed_steps", "_max_episode_steps"
 """Private attributes of gymnasium's `TimeLimit`: the steps of the episode so far, and the maximum."""
+STEPS_BETWEEN_CHECKS = 32
+"""Steps after which copies are compared with what was read from them, if no iteration begins before."""
+COPIES_PER_CHECK = 32
+"""Number of copies that are compared at a time; of more copies, the next ones are compared the next time."""
 
 
 class ClassicControlEnvs(TurnVectorEnv):
-    """Steps copies of an environment whose class is in `PHYSICS` as one batch. Actions must have the dtype of their space."""
+    """Steps copies of an environment whose class is in `PHYSICS` as one batch. Actions must have the dtype of their space.
+
+    Copies whose methods were replaced since they were built are stepped one by one.
+    """
 
     physics: "Physics | None" = None
+    """None before the first reset, and while copies are stepped one by one."""
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
         super().__init__(env_fns)
+        self.timers = list(self.envs)
         self.cores: list[Any] = [env.unwrapped for env in self.envs]
-        self.limit: int = getattr(self.envs[0], LIMIT)
+        self.limits = np.zeros(self.num_envs, dtype=np.int64)
+        self.notices: list[str] = []
+        """Lines for the user. The caller that prints them clears the list."""
+        self.in_turn = False
+        """Whether copies are stepped one by one."""
+        self.read: attrgetter[Any] = attrgetter(*names_read(type(self.cores[0])))
+        self.found: list[Any] = []
+        """What was read from each copy, to find changes."""
+        self.unchecked = 0
+        """The first copy to look at for changes."""
+        self.next_check = 0
+        """The first value of `clock` at which to look for changes. Collectors set it to 0 when an iteration begins."""
         self.clock = 0
         """Number of steps so far; `begun` holds its value at the start of each copy's episode."""
         self.begun = np.zeros(self.num_envs, dtype=np.int64)
@@ -47,7 +69,19 @@ class ClassicControlEnvs(TurnVectorEnv):
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments. Return the same as `TurnVectorEnv`; some of the arrays are read-only."""
-        assert self.physics is not None, "reset first"
+        if self.clock >= self.next_check and self.physics is not None:  # inline: this runs in each iteration
+            self.next_check = self.clock + STEPS_BETWEEN_CHECKS
+            first, last = self.unchecked, self.unchecked + COPIES_PER_CHECK
+            self.unchecked = last if last < self.num_envs else 0
+            try:
+                is_same = self.found[first:last] == [*map(self.read, self.envs[first:last])]
+            except (AttributeError, ValueError):  # another wrapper, or an array in place of a number
+                is_same = False
+            if not is_same:
+                self.store_states()
+                self.load_states()
+        if self.physics is None:
+            return super().step(actions)
         rewards, terminated = self.physics.step(actions, self.stacked)
         self.clock += 1
         truncated = self._truncate() if self.clock >= self.next_limit else self.not_truncated
@@ -57,9 +91,9 @@ class ClassicControlEnvs(TurnVectorEnv):
 
     def _truncate(self) -> np.ndarray:
         """Return which episodes reach their limit, and update `next_limit`."""
-        truncated = self.clock - self.begun >= self.limit
+        truncated = self.clock - self.begun >= self.limits
         self.begun[truncated] = self.clock
-        self.next_limit = int(self.begun.min()) + self.limit
+        self.next_limit = int((self.begun + self.limits).min())
         return truncated
 
     def _begin_next(self, physics: "Physics", over: np.ndarray) -> Info:
@@ -93,18 +127,26 @@ class ClassicControlEnvs(TurnVectorEnv):
         """Write the states into the copies. A copy at the start of an episode already has its state."""
         if self.physics is not None:
             for i, steps in enumerate((self.clock - self.begun).tolist()):
-                setattr(self.envs[i], ELAPSED, steps)
+                setattr(self.timers[i], ELAPSED, steps)
                 if steps:
                     self.cores[i].state = self.physics.native_state(self.physics.state[self.physics.rows, i].copy())
 
     def load_states(self) -> None:
-        """Read states and constants from the copies. Raises `SettingError`: the dynamics of a copy are not implemented here."""
+        """Read states and constants from the copies, if their dynamics are implemented here."""
         if not all(map(is_known, self.envs)):
-            raise SettingError(f"{name_of(self.envs[0])} was modified, so it cannot be stepped as a batch; set env.vectorization to sync")
+            if not self.in_turn:
+                name = name_of(self.envs[0])
+                self.notices.append(f"{name} was changed from outside: its copies are stepped one by one from now on, which is slower")
+            self.physics, self.in_turn = None, True
+            return
+        self.timers, self.cores = list(self.envs), [env.unwrapped for env in self.envs]
         steps = np.array([getattr(env, ELAPSED) for env in self.envs])
-        self.physics = PHYSICS[type(self.cores[0])](self.cores, steps)
+        physics = PHYSICS[type(self.cores[0])]
+        self.physics, self.in_turn = physics(self.cores, steps), False
+        self.found = [(*physics.fixed.values(), *self.read(env)[len(physics.fixed) :]) for env in self.envs]  # lists may change in place
+        self.limits = np.array([getattr(env, LIMIT) for env in self.envs])
         self.begun = self.clock - steps
-        self.next_limit = int(self.begun.min()) + self.limit
+        self.next_limit = int((self.begun + self.limits).min())
 
 
 def should_step_at_once(env: gym.Env, num_envs: int) -> bool:
@@ -119,12 +161,31 @@ def is_known(env: gym.Env) -> bool:
     """Return whether the dynamics of an environment are implemented here: no method is replaced in it, its class, or its two wrappers."""
     if not (type(env) is TimeLimit and type(env.env) is OrderEnforcing and env.env.env is env.unwrapped):
         return False
-    core, replaced = env.unwrapped, {**vars(env), **vars(env.env), **vars(env.unwrapped)}
+    core = env.unwrapped
     physics = PHYSICS.get(type(core))
-    if physics is None or any(getattr(core, name) != value for name, value in physics.fixed.items()):
+    if physics is None or not all(isinstance(getattr(core, name), int | float | np.generic) for name in physics.numbers.split()):
         return False
-    methods = METHODS[type(core)]
-    return methods.keys().isdisjoint(replaced) and all(vars(type(core)).get(name) is method for name, method in methods.items())
+    fixed = ((getattr(core, name), value) for name, value in physics.fixed.items())
+    if any(type(found) is not type(value) or found != value for found, value in fixed):
+        return False
+    parts = env, env.env, core
+    return all(name not in vars(part) and is_own(type(part), name) for part in parts for name in METHODS[type(part)])
+
+
+def is_own(kind: type, name: str) -> bool:
+    """Return whether a class of gymnasium has the method that its module defines, and no other in its place."""
+    method = vars(kind).get(name)
+    if not isinstance(method, FunctionType) or method.__qualname__ != f"{kind.__qualname__}.{name}":
+        return False
+    return method.__code__.co_filename == sys.modules[kind.__module__].__file__
+
+
+def names_read(kind: type) -> list[str]:
+    """Return the paths from a copy of an environment of this class to all that its batch depends on, the fixed attributes first."""
+    physics = PHYSICS[kind]
+    core = [*physics.fixed, *physics.numbers.split(), "__class__", *METHODS[kind]]
+    inner = ["env", "__class__", *METHODS[OrderEnforcing]]
+    return [*(f"env.env.{name}" for name in core), *(f"env.{name}" for name in inner), "env", "__class__", LIMIT, *METHODS[TimeLimit]]
 
 
 class ControlEnv(Protocol):
@@ -138,7 +199,7 @@ class Physics:
     """Dynamics of N copies of an environment.
 
     pays_from: the number of copies from which a batch is faster than a loop, as measured.
-    numbers: names of the environment attributes to read; `env` holds them as arrays `[N]`.
+    numbers: names of all environment attributes to read; `env` holds them as arrays `[N]`.
     rows: the row of `state` for each entry of the environment's own state.
     fixed: attributes that must have these values.
 
@@ -184,7 +245,9 @@ class CartPole(Physics):
         self.positions, self.velocities, self.accelerations = self.state[:2], self.state[2:], np.empty((2, len(envs)))
         self.limits = np.array([self.env.x_threshold, self.env.theta_threshold_radians])
         self.tau = np.array([self.env.tau, self.env.tau])
-        self.ones = None if self.env._sutton_barto_reward.any() else constant(len(envs), 1.0)
+        sutton_barto = self.env._sutton_barto_reward.astype(bool)
+        self.ones = None if sutton_barto.any() else constant(len(envs), 1.0)
+        self.pays, self.pays_at_end = np.where(sutton_barto, 0.0, 1.0), np.where(sutton_barto, -1.0, 1.0)
 
     def step(self, action: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         env, theta, theta_dot = self.env, self.positions[1], self.velocities[1]
@@ -199,13 +262,13 @@ class CartPole(Physics):
         beyond = np.abs(self.positions) > self.limits
         terminated = beyond[0] | beyond[1]
         obs[:, ::2], obs[:, 1::2] = self.positions.T, self.velocities.T
-        return (np.where(terminated, -1.0, 0.0) if self.ones is None else self.ones), terminated
+        return (np.where(terminated, self.pays_at_end, self.pays) if self.ones is None else self.ones), terminated
 
 
 class Pendulum(Physics):
     """A pendulum to swing up."""
 
-    numbers = "max_torque max_speed dt"
+    numbers = "max_torque max_speed dt g m l"
 
     def __init__(self, envs: Sequence[PendulumEnv], steps: np.ndarray) -> None:
         super().__init__(envs, steps)
@@ -356,8 +419,12 @@ PHYSICS: dict[type, type[Physics]] = {
     Continuous_MountainCarEnv: ContinuousMountainCar,
     AcrobotEnv: Acrobot,
 }
-METHODS = {kind: {name: value for name, value in vars(kind).items() if callable(value)} for kind in PHYSICS}
-"""Gymnasium's methods, by which the dynamics here were written."""
+METHODS: dict[type, list[str]] = {
+    kind: sorted({"step", "reset"}.union(name for name, value in vars(kind).items() if callable(value)) - {"__init__", "render", "close"})
+    for kind in PHYSICS
+}
+METHODS |= {kind: ["step", "reset"] for kind in (TimeLimit, OrderEnforcing)}
+"""Names of the methods of gymnasium on which steps and resets depend."""
 
 
 def constant(count: int, value: float) -> np.ndarray:

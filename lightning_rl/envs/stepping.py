@@ -20,6 +20,7 @@ from lightning_rl.envs.agents.serial import SerialWorld
 from lightning_rl.envs.agents.stepper import SIDE, RowStepper, SeatStepper, TeamStepper
 from lightning_rl.envs.agents.vmas import VmasWorld
 from lightning_rl.envs.agents.world import World
+from lightning_rl.envs.classic_control import ClassicControlEnvs
 from lightning_rl.envs.config import EnvConfig, EnvSource, count_envs
 from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.games.world import GameWorld
@@ -161,8 +162,8 @@ class Stepper:
 
     @property
     def notices(self) -> list[str]:
-        """Return a line for each failure of an environment's process. The caller that prints them clears the list."""
-        return [] if self.workers is None else self.workers.notices
+        """Return a line for each failure of an environment's process, or loss of speed. The caller that prints them clears the list."""
+        return self.envs.notices if isinstance(self.envs, WorkerVectorEnv | ClassicControlEnvs) else []
 
     def state_dict(self) -> State:
         """Return everything that the next steps depend on, as plain data; only between two steps."""

@@ -20,7 +20,7 @@ from lightning_rl.envs.config import EnvConfig, resolve_in_actor
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.envs.stepping import make_stepper
 from lightning_rl.envs.sync import TurnVectorEnv
-from lightning_rl.errors import SettingError
+from tests.command_line import run_python
 from tests.training.test_resuming import StopAt, assert_equal_runs, run
 
 IDS = ("CartPole-v0", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1")
@@ -162,11 +162,198 @@ def test_attributes_of_the_copies_can_be_read_and_set(values):
         assert [env._elapsed_steps for env in at_once.envs] == [env._elapsed_steps for env in in_turn.envs]
 
 
-def test_copies_that_come_to_move_in_another_way_are_refused():
-    envs = make_vector_env(EnvConfig("CartPole-v1"))
-    envs.reset(seed=1)
-    with closing(envs), pytest.raises(SettingError, match=r"^CartPole-v1 was modified, .*; set env.vectorization to sync$"):
-        envs.set_attr("kinematics_integrator", "semi-implicit")
+def pays_two(before, *arguments):
+    """A step whose reward is 2."""
+    obs, _, *others = before(*arguments)
+    return obs, 2.0, *others
+
+
+def replace_step(env):
+    env.step = partial(pays_two, env.step)
+
+
+def set_numbers(env, **numbers):
+    for name, number in numbers.items():
+        setattr(env.unwrapped, name, number)
+
+
+BY_NUMBERS = {
+    "what ends an episode": ("CartPole-v1", partial(set_numbers, x_threshold=0.1)),
+    "rewards": ("CartPole-v1", partial(set_numbers, _sutton_barto_reward=True)),
+    "gravity": ("Pendulum-v1", partial(set_numbers, g=20.0, m=2.0)),
+    "the time limit": ("CartPole-v1", lambda env: setattr(env, "_max_episode_steps", 12)),
+}
+IN_ANOTHER_WAY = {
+    "step of a copy": ("CartPole-v1", lambda env: replace_step(env.unwrapped)),
+    "step of a wrapper": ("MountainCar-v0", replace_step),
+    "step of the inner wrapper": ("MountainCarContinuous-v0", lambda env: replace_step(env.env)),
+    "a method that step calls": ("Acrobot-v1", lambda env: setattr(env.unwrapped, "_terminal", lambda: True)),
+    "an integrator": ("CartPole-v1", partial(set_numbers, kinematics_integrator="semi-implicit")),
+    "torques": ("Acrobot-v1", partial(set_numbers, AVAIL_TORQUE=np.array([-2.0, 0.0, 2.0]))),
+    "a class": ("CartPole-v1", partial(set_numbers, __class__=Renamed)),
+    "a wrapper added": ("Pendulum-v1", lambda env: setattr(env, "env", gym.wrappers.TransformReward(env.env, lambda reward: 2 * reward))),
+}
+CHANGES = BY_NUMBERS | IN_ANOTHER_WAY
+
+
+def begin_iteration(envs):
+    """Do what a collector does."""
+    envs.next_check = 0
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("before", [0, 11])
+def test_copies_that_are_changed_between_steps_move_as_those_in_turn(change, before):
+    env_id, modify = CHANGES[change]
+    at_once, in_turn = pair(EnvConfig(env_id, 4, max_episode_steps=40))
+    with closing(at_once), closing(in_turn):
+        at_once.reset(seed=3), in_turn.reset(seed=3)
+        run_together(at_once, in_turn, before)
+        for envs in (at_once, in_turn):
+            modify(envs.envs[1])
+            modify(envs.envs[2])
+        begin_iteration(at_once)
+        run_together(at_once, in_turn, 90, seed=1)
+        assert (at_once.physics is None) == (change in IN_ANOTHER_WAY)
+        said = [f"{env_id} was changed from outside: its copies are stepped one by one from now on, which is slower"]
+        assert at_once.notices == (said if change in IN_ANOTHER_WAY else [])
+        same(np.array(at_once.get_attr("state")), np.array(in_turn.get_attr("state")))
+        for a, b in zip(at_once.reset(seed=6), in_turn.reset(seed=6), strict=True):
+            same(a, b)
+        run_together(at_once, in_turn, 50)
+
+
+def test_a_wrapper_around_a_copy_counts():
+    at_once, in_turn = pair(EnvConfig("CartPole-v1", 4, max_episode_steps=15))
+    with closing(at_once), closing(in_turn):
+        at_once.reset(seed=3), in_turn.reset(seed=3)
+        run_together(at_once, in_turn, 11)
+        for envs in (at_once, in_turn):
+            envs.envs[1] = gym.wrappers.TransformReward(envs.envs[1], lambda reward: 2 * reward)
+        begin_iteration(at_once)
+        assert run_together(at_once, in_turn, 60)[1]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0"])
+def test_a_class_that_is_changed_between_steps_moves_as_in_turn(env_id, monkeypatch):
+    at_once, in_turn = pair(EnvConfig(env_id, 4, max_episode_steps=40))
+    with closing(at_once), closing(in_turn):
+        at_once.reset(seed=3), in_turn.reset(seed=3)
+        run_together(at_once, in_turn, 11)
+        kind = type(at_once.cores[0])
+        before = kind.step
+        monkeypatch.setattr(kind, "step", lambda env, action: pays_two(before, env, action))
+        begin_iteration(at_once)
+        run_together(at_once, in_turn, 90)
+        assert at_once.step(next(actions(at_once, 1)))[1].tolist() == [2.0] * 4
+
+
+def test_a_change_counts_without_iterations_after_some_steps():
+    with closing(make_vector_env(EnvConfig("CartPole-v1"))) as envs:
+        envs.reset(seed=1)
+        envs.step(np.zeros(8, np.int64))
+        replace_step(envs.envs[7].unwrapped)
+        rewards = [envs.step(np.zeros(8, np.int64))[1][7] for _ in range(40)]
+        assert rewards == sorted(rewards) and rewards[-1] == 2.0
+
+
+def test_a_change_of_one_among_many_copies_counts_after_some_iterations():
+    with closing(make_vector_env(EnvConfig("CartPole-v1", 70))) as envs:
+        envs.reset(seed=1)
+        replace_step(envs.envs[69].unwrapped)
+        rewards = []
+        for _ in range(3):
+            begin_iteration(envs)
+            rewards.append(envs.step(np.zeros(70, np.int64))[1][69])
+        assert rewards == [1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("change", ["step of a copy", "rewards"])
+def test_the_state_of_copies_that_were_changed_is_saved_and_restored(change):
+    config = EnvConfig("CartPole-v1", 4, max_episode_steps=30)
+    first, second = (make_stepper(make_vector_env(config), config) for _ in range(2))
+    first.reset(seed=2)
+    script = list(actions(first.envs, 100))
+    for action in script[:20]:
+        first.step(action)
+    for env in first.envs.envs:
+        CHANGES[change][1](env)
+    begin_iteration(first.envs)
+    for action in script[20:40]:
+        first.step(action)
+    assert len(first.notices) == (change == "step of a copy")
+    state = first.state_dict()
+    for env in second.envs.envs:
+        CHANGES[change][1](env)
+    assert second.load_state_dict(state) is None
+    for action in script[40:]:
+        for a, b in zip(first.step(action), second.step(action), strict=True):
+            if isinstance(a, np.ndarray):
+                same(a, b)
+
+
+class ChangeAt(pl.Callback):
+    """Changes something at the end of an iteration."""
+
+    def __init__(self, iteration, change):
+        self.iteration, self.change = iteration, change
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if batch_idx == self.iteration:
+            self.change(model)
+
+
+@pytest.mark.parametrize("change", ["rewards", "step of a copy"])
+@pytest.mark.parametrize(("algorithm", "settings"), [(lrl.PPO, {"n_steps": 16, "batch_size": 64}), (lrl.DQN, {"learning_starts": 64})])
+def test_copies_that_a_callback_changes_count_from_the_next_iteration_on(change, algorithm, settings, capsys):
+    def learned(vectorization):
+        def modify(model):
+            for env in model.collector.stepper.envs.envs:
+                CHANGES[change][1](env)
+
+        pl.seed_everything(3, verbose=False)
+        model = algorithm(EnvConfig("CartPole-v1", 8, vectorization), max_env_steps=768, **settings)
+        callbacks = [ChangeAt(2, modify)]
+        lrl.Trainer(evaluation=None, checkpoint=None, logger=False, accelerator="cpu", enable_progress_bar=False, callbacks=callbacks).fit(
+            model
+        )
+        return torch.cat([tensor.double().flatten() for tensor in model.state_dict().values()])
+
+    expected = learned("sync")
+    assert "one by one" not in capsys.readouterr().out
+    assert torch.equal(learned("auto"), expected)
+    assert capsys.readouterr().out.count("CartPole-v1 was changed from outside") == (change == "step of a copy")
+
+
+PATCHED_BEFORE = """
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+from functools import wraps
+
+before = CartPoleEnv.step
+
+@wraps(before)
+def step(self, action):
+    obs, reward, *others = before(self, action)
+    return obs, 2.0, *others
+
+CartPoleEnv.step = step
+
+import numpy as np
+from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.make import make_vector_env
+
+envs = make_vector_env(EnvConfig("CartPole-v1"))
+envs.reset(seed=1)
+print(envs.step(np.zeros(8, np.int64))[1].tolist(), type(make_vector_env(EnvConfig("Pendulum-v1"))).__name__)
+"""
+
+
+@pytest.mark.thorough
+def test_a_class_that_was_changed_before_the_import_is_stepped_as_it_is(tmp_path):
+    (tmp_path / "patched.py").write_text(PATCHED_BEFORE)
+    status, out, err = run_python((), "patched.py", tmp_path)
+    assert (status, out) == (0, f"{[2.0] * 8} ClassicControlEnvs\n"), err
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -241,15 +428,13 @@ def test_a_run_that_was_stopped_continues_in_the_other_way(before, after, tmp_pa
 
 
 def test_an_environment_or_class_whose_methods_were_replaced_is_stepped_as_it_is(monkeypatch):
-    def pays_two(env, action):
-        obs, _, *others = before(env, action)
-        return obs, 2.0, *others
-
     before = CartPoleEnv.step
-    with closing(make_vector_env(EnvConfig("CartPole-v1"))) as envs, pytest.raises(SettingError, match=r"^CartPole-v1 was modified"):
-        envs.reset(seed=1)
-        envs.set_attr("step", partial(pays_two, CartPoleEnv()))
-    monkeypatch.setattr(CartPoleEnv, "step", pays_two)
     with closing(make_vector_env(EnvConfig("CartPole-v1"))) as envs:
+        envs.reset(seed=1)
+        envs.set_attr("step", lambda action: (np.zeros(4, np.float32), 2.0, False, False, {}))
+        assert envs.step(np.zeros(envs.num_envs, np.int64))[1].tolist() == [2.0] * envs.num_envs
+    monkeypatch.setattr(CartPoleEnv, "step", lambda env, action: pays_two(before, env, action))
+    with closing(make_vector_env(EnvConfig("CartPole-v1"))) as envs:
+        assert type(envs) is TurnVectorEnv
         envs.reset(seed=1)
         assert envs.step(np.zeros(envs.num_envs, np.int64))[1].tolist() == [2.0] * envs.num_envs
