@@ -198,6 +198,7 @@ class Learner:
             if isinstance(callback, TargetNetworkUpdate):
                 callback.on_train_start(algorithm.trainer, algorithm)  # type: ignore[arg-type]
         compile_again(self.compiled)
+        self.guard.begin(algorithm, self.all_optimizers())
         self._name_unlearned()
         assert self.new_parts is not None
         self.new_parts.begin()

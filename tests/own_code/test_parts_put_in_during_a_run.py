@@ -116,3 +116,18 @@ def test_a_learning_rate_that_is_put_into_an_optimizer_is_named(capfd):
     fit(tiny(lrl.PPO, max_env_steps=256), callbacks=[At(change)])
     lines = [line for line in capfd.readouterr().out.splitlines() if "assign that" in line]
     assert lines == ["1e-05 in an optimizer is replaced by learning_rate, which it follows: assign that"]
+
+
+def test_what_nan_would_restore_are_the_parts_that_were_put_in():
+    def restores(model):
+        parts = [*model.network.head.parameters(), *model.target.head.parameters()]
+        before = [part.detach().clone() for part in parts]
+        for part in parts:
+            part.detach().zero_()
+        model.learner.guard.snapshot.restore()  # what the iteration ended with
+        return all(torch.equal(*pair) for pair in zip(parts, before, strict=True))
+
+    model = tiny(lrl.DQN, net_arch=[8], max_env_steps=192, on_nan="restore_last")
+    look = At(lambda model: model.network.head.__setitem__(1, nn.SiLU()), restores)
+    fit(model, callbacks=[look])
+    assert len(look.seen) > 3 and all(look.seen)
