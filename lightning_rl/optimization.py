@@ -261,7 +261,7 @@ def gradient_step(
         loss = average(loss, parameters)
     if parameters and all(parameter.grad is None for parameter in parameters):
         raise SettingError(
-            "a loss does not depend on the parameters of its optimizer; if it is compiled, name losses in the order of optimizers"
+            "a loss does not depend on the parameters of its optimizer: they were replaced, or compiled losses are in another order than optimizers"
         )
     hooks("on_after_backward")
     scaler.unscale_(optimizer)
