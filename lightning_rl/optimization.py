@@ -260,9 +260,8 @@ def gradient_step(
     if world_size > 1:
         loss = average(loss, parameters)
     if parameters and all(parameter.grad is None for parameter in parameters):
-        raise SettingError(
-            "a loss does not depend on the parameters of its optimizer: they were replaced, or compiled losses are in another order than optimizers"
-        )
+        why = "they were replaced, or compiled losses have another order than optimizers"
+        raise SettingError(f"a loss does not depend on its optimizer's parameters: {why}")
     hooks("on_after_backward")
     scaler.unscale_(optimizer)
     hooks("on_before_optimizer_step", optimizer)
