@@ -31,16 +31,17 @@ from peers.rows import EPISODES, EVALUATIONS, measure_rows
 ENVIRONMENTS = {
     "acrobot": "Acrobot-v1",
     "cartpole": "CartPole-v1",
+    "cartpole_novel": "CartPoleNoVel-v1",
     "lunarlander": "LunarLander-v3",
     "lunarlander_continuous": "LunarLanderContinuous-v3",
     "mountaincar": "MountainCar-v0",
-    "cartpole_novel": "CartPoleNoVel-v1",
     "mountaincar_continuous": "MountainCarContinuous-v0",
     "mountaincar_continuous_novel": "MountainCarContinuousNoVel-v0",
     "pendulum": "Pendulum-v1",
     "pendulum_novel": "PendulumNoVel-v1",
 }
-"""By the names of our configs. Settings of MuJoCo's are for v4 there, which is not what we measure."""
+"""By the names of our configs; `…_novel`, without velocities, are entries of ppo_lstm, to compare an imported config with. Settings of
+MuJoCo's are for v4 there, which is not what we measure."""
 COLUMNS = ("config", "seed", "return_mean", "return_std", "episodes", "best_env_steps", "env_steps", "minutes", "rl_zoo3")
 
 

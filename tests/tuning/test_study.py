@@ -436,9 +436,7 @@ def test_a_trial_that_begins_badly_is_not_pruned_in_the_first_fifth_of_any_seeds
 
 
 def test_a_study_keeps_no_connection_to_its_file(tmp_path):
-    study, _ = played(
-        tmp_path / "study", lambda run, k: k, trials=2, confirm=0
-    )  # from Python 3.13 on, a kept one would be a ResourceWarning
+    study, _ = played(tmp_path / "study", lambda run, k: k, trials=2, confirm=0)
     names = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.exists()]
     assert len(study.trials) == 2 and [name for name in names if name.endswith("study.db")] == []
 
