@@ -96,7 +96,7 @@ class Policy:
             masks = Masks(self.spaces.action, "observation {}")
             read = masks.batch(action_mask, num) if batched else masks.one((), {MASK: action_mask})[1][None]
             mask = tree_to_torch(read, self.device)
-        with eval_mode(self.network):
+        with eval_mode(self.network.modules()):
             action, memory = self.network.sample(
                 tree_to_torch(rows, self.device), memory, start, mask, deterministic=deterministic, generator=self.generator
             )

@@ -65,7 +65,7 @@ ELSEWHERE = {
     **dict.fromkeys(("wandb sweep", "wandb agent"), "tests/tuning/test_sweep.py runs what an agent would"),
     "--engine ray": "tests/tuning/test_study.py and test_population.py",
     "python examples/auxiliary_head.py": "tests/test_examples.py kills and resumes it",
-    "# the editor": "tests/unity/test_player.py connects as the editor does",
+    "# the editor": "tests/envs/unity/test_player.py connects as the editor does",
     "_population/best.yaml": "tests/tuning/test_population.py",
 }
 FILES = {

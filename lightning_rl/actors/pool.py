@@ -18,7 +18,7 @@ from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.data.rollout import Stepped, add_values, join
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import ActingNetwork, Precision
+from lightning_rl.networks.acting import ActingContext, ActingNetwork
 from lightning_rl.types import Rollout, State, Tree, tree_map, tree_to_torch
 
 COUNTS = ("env_steps", "rows", "version", "dropped")
@@ -34,7 +34,7 @@ class ActorPool:
         network: the learning network, whose weights are published to the actors.
         config: the number of actors, and how they are synchronized with the learner.
         n_steps, num_envs: T, the steps of each rollout, and the number of environments of each actor.
-        precision: context in which the network computes, the same as in its losses.
+        context: in which the network acts and judges; see `acting_context`.
     """
 
     state_rules: ClassVar[Rules] = {"actors?/[]/generator": GENERATOR}
@@ -47,13 +47,13 @@ class ActorPool:
         config: ActorsConfig,
         n_steps: int,
         num_envs: int,
-        precision: Precision = nullcontext,
+        context: ActingContext = nullcontext,
     ) -> None:
         self.workers, self.network, self.config, self.n_steps = workers, network, config, n_steps
         self.close = workers.close
         self.num_envs = num_envs * config.batch
         """Number of environments in a batch."""
-        self.precision = precision
+        self.context = context
         self.guard = Guard()
         self.statistics = EpisodeStatistics(self.num_envs)
         self.env_steps = self.rows = self.version = self.dropped = self.arrived = 0
@@ -82,7 +82,7 @@ class ActorPool:
         ends = unroll.ends
         unroll = tree_to_torch(unroll._replace(ends=()))._replace(ends=ends)  # type: ignore[arg-type]
         self.last_rollout = unroll.rollout()
-        with torch.no_grad(), self.precision():
+        with torch.no_grad(), self.context():
             rollout = add_values(unroll, self.network, next(self.network.parameters()).device)
         return rollout._replace(actors=torch.tensor([answer.worker for answer in answers]))
 

@@ -1,5 +1,6 @@
 """Base class of all algorithms: settings, networks and experience. Updates are in `training/learning.py`, the run in `training/run.py`."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Signature, currentframe, signature
@@ -194,9 +195,11 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
         built = {"env": self.env, "memory": self.memory, "self_play": self.self_play}
         built |= {"entities": self.entities, "goals": self.goals} if is_scene else {}
         self.save_hyperparameters(plain({name: built.get(name, value) for name, value in settings.items()}))
+        self.learner.settings = deepcopy(dict(self.hparams))
         extrinsic = {"gamma": self.gamma, "scale": self.reward_scale, "clip": self.clip_reward, "normalize": self.normalize_reward}
         signals = make_signals(self.reward_signals, extrinsic, self.spaces, lambda: self.network.distribution)
         self.reward_signals = torch.nn.ModuleDict(signals)
+        self.learner.signals = [(signal.gamma, signal.ignore_done) for signal in signals.values()]
         self.register_buffer("discounts", torch.tensor([signal.gamma for signal in signals.values()]), persistent=False)
         self.register_buffer("ignore_done", torch.tensor([signal.ignore_done for signal in signals.values()]), persistent=False)
         self.signal_learner = SignalLearner(signals, self.reward_signal_steps_per_update)
@@ -244,7 +247,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
         num = len(tree_leaves(rows)[0])
         start = torch.ones(num, dtype=torch.bool, device=self.device)
         memory, mask = tree_to_torch(self.network.initial_memory(num), self.device), tree_to_torch(action_mask, self.device)
-        with eval_mode(self.network):
+        with eval_mode(self.network.modules()):
             action, _ = self.network.sample(tree_to_torch(rows, self.device), memory, start, mask, deterministic=True)
         return self.network.distribution.to_env(tree_to_numpy(action))
 

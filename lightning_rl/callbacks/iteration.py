@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -96,7 +96,7 @@ def match_target(online: nn.Module, target: nn.Module) -> None:
 
 
 class NewParts:
-    """Notices modules and parameters that are assigned to a module or to one of its parts, until `end`.
+    """Notices modules, parameters and functions `forward` that are assigned to a module or to one of its parts, until `end`.
 
     Args:
         module: the algorithm.
@@ -110,18 +110,29 @@ class NewParts:
 
     def begin(self) -> None:
         """Begin to look for parts that are not there yet."""
-        self.found = False
-        self.known = {id(part) for part in self.module.modules()}
+        self.assigned = False
+        self.parts = list(self.module.modules())[1:]
+        self.known = {id(self.module), *map(id, self.parts)}
+        self.forwards = forwards_of(self.parts)
+
+    def found(self) -> bool:
+        """Return whether there are new parts."""
+        return self.assigned or forwards_of(self.parts) != self.forwards
 
     def notice(self, module: nn.Module, name: str, part: nn.Module | nn.Parameter | None) -> None:
         """Note that a part was assigned, if it was assigned to the algorithm; torch calls this for all modules of the process."""
         if id(module) in self.known:
-            self.found = True
+            self.assigned = True
 
     def end(self) -> None:
         """Look no longer."""
         for handle in self.handles:
             handle.remove()
+
+
+def forwards_of(parts: Iterable[nn.Module]) -> list[object]:
+    """Return the functions that replace `forward` in modules, None where there is none."""
+    return [vars(part).get("forward") for part in parts]
 
 
 BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)

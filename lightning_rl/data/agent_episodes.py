@@ -95,7 +95,7 @@ class AgentEpisodePlayer:
         check_float32(*policies.networks.values())
         self.finished.clear()
         match = _Match(self, policies, episodes, seed, deterministic)
-        with eval_mode(network):
+        with eval_mode(network.modules()):
             while match.goes_on():
                 if stop():
                     raise RunStoppedError
@@ -339,7 +339,7 @@ class RowEpisodePlayer:
         memory, start = tree_to_numpy(network.initial_memory(num)), np.ones(num, dtype=bool)
         returns, lengths, absent = np.zeros(num), np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.int64)
         self.finished.clear()
-        with eval_mode(network):
+        with eval_mode(network.modules()):
             while any(shares.values()):
                 if stop():
                     raise RunStoppedError

@@ -20,9 +20,9 @@ from lightning_rl.envs.stepping import AnyStepper
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import (
+    ActingContext,
     ActingNetwork,
     NumpyActor,
-    Precision,
     RandomActor,
     StepActor,
     TorchActor,
@@ -54,7 +54,7 @@ class Recorder:
         n_steps: T.
         seed: seed of the environments and of the policy's random draws.
         log_probs: whether rollouts need log-probabilities; otherwise that field stays empty.
-        precision: context in which the network computes, the same as in its losses.
+        context: in which the network acts and judges; see `acting_context`.
         next_obs: whether rollouts hold next observations, and the values of final observations also at terminations.
     """
 
@@ -82,14 +82,14 @@ class Recorder:
         n_steps: int,
         seed: int,
         log_probs: bool = True,
-        precision: Precision = nullcontext,
+        context: ActingContext = nullcontext,
         next_obs: bool = False,
     ) -> None:
         self.source, self.network, self.n_steps, self.seed, self.log_probs = source, network, n_steps, seed, log_probs
         self.name, self.num_envs = source.name, num_rows
         self.labels: Sequence[str] = getattr(source, "labels", ())
         """Names of the rows in messages if they are agents, else empty."""
-        self.precision = precision
+        self.context = context
         self.guard = Guard()
         self.statistics = EpisodeStatistics(num_rows)
         self.env_steps = 0
@@ -148,7 +148,7 @@ class Recorder:
     def collect(self) -> Rollout:
         """Step `n_steps` times, continuing from the last rollout, and add values and log-probabilities."""
         unroll = self.unroll()
-        with torch.no_grad(), self.precision():
+        with torch.no_grad(), self.context():
             return add_values(unroll, self.network, self.generator.device, self.log_probs)
 
     def unroll(self) -> Unroll:
@@ -189,12 +189,12 @@ class Recorder:
             if self._current is None:
                 self.reset()
             if self._actor is None and self.exploration is not None:
-                self._actor = TorchActor(self.network, obs, self.exploration.generator, self.precision, self.exploration.step)
+                self._actor = TorchActor(self.network, obs, self.exploration.generator, self.context, self.exploration.step)
             elif self._actor is None:
-                self._actor = make_actor(self.network, obs, self.generator, self.precision)
+                self._actor = make_actor(self.network, obs, self.generator, self.context)
             elif isinstance(self._actor, NumpyActor) and not fits_numpy(self._actor.network, obs):
                 self.notices.append("the policy was changed from outside: torch computes its actions from now on, which is slower")
-                self._actor = TorchActor(self.network, obs, self.generator, self.precision)
+                self._actor = TorchActor(self.network, obs, self.generator, self.context)
             else:
                 self._actor.begin(obs)
             if self.at_once is not None:

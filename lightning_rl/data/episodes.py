@@ -210,7 +210,7 @@ class EpisodePlayer:
         Raises `RunStoppedError`: `stop` returned True.
         """
         check_float32(network)
-        with eval_mode(network):
+        with eval_mode(network.modules()):
             shares = [range(seed + i, seed + episodes, len(self.envs)) for i in range(len(self.envs))]
             seats = [_Share(i, self.envs[i], list(share), network, self) for i, share in enumerate(shares) if share]
             return self._play(network, seats, Generator(next(network.parameters()).device).manual_seed(seed), deterministic, stop)

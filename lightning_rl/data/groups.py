@@ -112,7 +112,7 @@ class GroupDataset(ExperienceDataset):
         source: Any = collector.source
         network: Any = collector.network
         unroll, present = collector.unroll(), torch.from_numpy(source.present)
-        with collector.precision():
+        with collector.context():
             groups = add_group_values(unroll, present, network, collector.generator.device, self.baselines)
         self._note(groups)
         return groups

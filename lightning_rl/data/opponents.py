@@ -221,7 +221,7 @@ def find_exploitability(env: object, spaces: Spaces, network: object, determinis
         return {}
     if not isinstance(network, PolicyNetwork) or tree_leaves(network.initial_memory(1)):
         return {}
-    with eval_mode(network):
+    with eval_mode(network.modules()):
         return {"exploitability": exploitability(env.name, Probabilities(network, deterministic))}
 
 

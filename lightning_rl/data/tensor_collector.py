@@ -180,7 +180,7 @@ class TensorCollector(SteppingCollector):
             marks["start"][t] = start
             if t % self.network.memory.sequence_length == 0:
                 memories.append(memory)
-            with nullcontext() if self.exploration is None else self.exploration.step(), self.precision():
+            with nullcontext() if self.exploration is None else self.exploration.step(), self.context():
                 seen, allowed = tree_index(self._obs_tensor, t), tree_index(self._mask_tensor, t)
                 action, memory = self.network.sample(seen, memory, start, allowed, generator=self.generator)
             taken.append(action)

@@ -106,7 +106,7 @@ def export_policy(
     if format == "safetensors" and (changes := [*loaded.run.changes.values()]):
         raise SettingError(f"format safetensors holds only weights, not {list_changes(changes)}; use onnx or torch")
     algorithm, source = choose_behavior(loaded, behavior), None if file is None else describe_source(file)
-    with torch_threads(1), eval_mode(algorithm.network):
+    with torch_threads(1), eval_mode(algorithm.network.modules()):
         write_checked(path, format, algorithm, loaded.env, source)
     return path
 

@@ -22,7 +22,7 @@ from lightning_rl.networks.normalization import NoNormalizer, ObservationNormali
 from lightning_rl.spaces import JOINT, OWN, allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 
-Precision = Callable[[], AbstractContextManager[object]]
+ActingContext = Callable[[], AbstractContextManager[object]]
 MAX_WIDTH = 256
 """Maximum input width of a layer that is evaluated in numpy."""
 NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray | None]] = {
@@ -189,7 +189,7 @@ class TorchActor:
     Args:
         obs: arrays `[T, ...]` of the first iteration; see `begin`.
         generator: random generator for sampling, on the network's device.
-        precision: a context that sets the network's precision.
+        context: in which the network acts; see `acting_context`.
         exploring: a context in which actions are sampled; see `Exploration.step`.
     """
 
@@ -198,10 +198,10 @@ class TorchActor:
         network: ActingNetwork,
         obs: Tree,
         generator: Generator,
-        precision: Precision = nullcontext,
+        context: ActingContext = nullcontext,
         exploring: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.network, self.generator, self.precision, self.exploring = network, generator, precision, exploring
+        self.network, self.generator, self.context, self.exploring = network, generator, context, exploring
         self.begin(obs)
 
     def begin(self, obs: Tree) -> None:
@@ -215,7 +215,7 @@ class TorchActor:
         device = self.generator.device
         obs = tree_map(lambda leaf: leaf[t].to(device), self.obs)
         start, mask = torch.as_tensor(episode_start, device=device), tree_to_torch(action_mask, device)
-        with self.exploring(), self.precision():
+        with self.exploring(), self.context():
             action, memory = self.network.sample(obs, tree_to_torch(memory, device), start, mask, generator=self.generator)
         self.taken.append(action)
         return self.network.distribution.to_env(tree_to_numpy(action)), memory
@@ -227,7 +227,7 @@ class TorchActor:
             return memory
         device = self.generator.device
         obs, start = tree_map(lambda leaf: leaf[t].to(device), self.obs), torch.as_tensor(episode_start, device=device)
-        with self.precision():
+        with self.context():
             return self.network.policy(obs, tree_to_torch(memory, device), start, self.generator)[1]
 
     def actions(self) -> Tree:
@@ -313,12 +313,12 @@ class RandomActor:
 StepActor = TorchActor | NumpyActor
 
 
-def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, precision: Precision = nullcontext) -> StepActor:
+def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, context: ActingContext = nullcontext) -> StepActor:
     """Make the fastest actor that a network allows. Arguments as for `TorchActor`."""
     draws = generator.device.type == "cpu" and hasattr(network.distribution, "draw")
     if draws and isinstance(network, PolicyNetwork) and fits_numpy(network, obs):
         return NumpyActor(network, obs, generator)
-    return TorchActor(network, obs, generator, precision)
+    return TorchActor(network, obs, generator, context)
 
 
 METHODS: dict[type, list[tuple[str, object]]] = {}

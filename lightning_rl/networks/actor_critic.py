@@ -75,6 +75,11 @@ def make_value_head(value_transform: str, value_support: Sequence[int] | None) -
     return TwoHotValue(transform, low, high)
 
 
+def by_rows(layers: nn.Module, features: Tensor) -> Tensor:
+    """Apply layers to features `[T, N, F]` as rows `[B, F]`: BatchNorm would take another dimension for the features."""
+    return layers(features.flatten(0, -2)).unflatten(0, features.shape[:-1])
+
+
 class ActorCritic(PolicyNetwork):
     """π(a|s) and V(s): normalizer → encoder → memory → hidden layers → heads, shared up to the memory or separate.
 
@@ -184,12 +189,14 @@ class ActorCritic(PolicyNetwork):
         if not self.shares:
             critic_memory = memory[1] if memory else ()
             after = after, self.critic_memory.after(lambda: self.critic_encoder(obs), critic_memory, episode_start)
-        return self.actor(features).float(), after
+        x = self.actor(features) if features.dim() == 2 else by_rows(self.actor, features)
+        return x.float(), after
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """Return V(s) `[..., S]`."""
         features, _ = self._encode(self.normalizer(obs), memory, episode_start, for_critic=True)
-        return self.value_head.value(self.critic(features).float())
+        z = self.critic(features) if features.dim() == 2 else by_rows(self.critic, features)
+        return self.value_head.value(z.float())
 
     def log_prob(self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()) -> Tensor:
         """Return the log-probability of an action `[..., D]`."""
@@ -202,8 +209,11 @@ class ActorCritic(PolicyNetwork):
         if not self.shares or getattr(self.policy, "__func__", None) is not ActorCritic.policy:
             return super().log_prob_and_value(obs, action, memory, episode_start, action_mask)
         features, _ = self._encode(self.normalizer(obs), memory, episode_start)
-        log_prob = self.distribution.evaluate(self.actor(features[:-1]).float(), action, action_mask)[0]
-        return log_prob, self.value_head.value(self.critic(features).float())
+        rows, shape = features.flatten(0, -2), features.shape[:-1]  # as `by_rows` does
+        x = self.actor(rows[: -shape[-1]]).unflatten(0, (-1, shape[-1]))
+        return self.distribution.evaluate(x.float(), action, action_mask)[0], self.value_head.value(
+            self.critic(rows).unflatten(0, shape).float()
+        )
 
     def evaluate(
         self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()

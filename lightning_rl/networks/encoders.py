@@ -320,7 +320,11 @@ class OwnEncoder(nn.Module):
         self.dims = len(next(observation_leaves(space)).shape)
         try:
             self.own = kind(space, features)
-            with torch.no_grad(), torch.random.fork_rng(devices=()), eval_mode(self.own):  # else BatchNorm would learn from the zeros
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(devices=()),
+                eval_mode(self.own.modules()),
+            ):  # else BatchNorm would learn from the zeros
                 encoded = self.own(tree_to_torch(allocate(space, 2)))
         except Exception as error:  # a user's module may raise anything
             reason = shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …")
@@ -338,7 +342,7 @@ class OwnEncoder(nn.Module):
         first = tree_leaves(obs)[0]
         batch = first.shape[: first.dim() - self.dims]
         rows = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(batch) :]).clone(), obs)  # the module may modify its input
-        with nullcontext() if torch.is_grad_enabled() else eval_mode(self.own):
+        with nullcontext() if torch.is_grad_enabled() else eval_mode(self.own.modules()):
             features = self.own(rows)
         return features if len(batch) == 1 else features.unflatten(0, batch)
 

@@ -1,8 +1,8 @@
 """Running statistics, which are updated between rollouts and fixed in losses and evaluation, and evaluation mode."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from gymnasium.spaces import Space
@@ -124,16 +124,19 @@ def make_normalizer(normalize_obs: str, space: Space, entities: Sequence[str] = 
     return NoNormalizer() if normalize_obs == "off" else ObservationNormalizer(space, normalize_obs == "frozen", entities)
 
 
-class HasModules(Protocol):
-    """A module, or several behind one interface."""
-
-    def modules(self) -> Iterator[nn.Module]: ...
+def depends_on_mode(part: nn.Module) -> bool:
+    """Return whether a module that is not this package's may compute another result in evaluation mode, as dropout and BatchNorm do."""
+    if type(part).__module__.startswith("torch."):
+        return isinstance(part, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._NormBase | nn.RReLU) or bool(
+            getattr(part, "dropout", 0)
+        )
+    return not any(cls.__module__.startswith("lightning_rl.") for cls in type(part).__mro__)
 
 
 @contextmanager
-def eval_mode(network: HasModules) -> Iterator[None]:
-    """Put a network into evaluation mode, and restore the mode of each part afterwards."""
-    modes = [(part, part.training) for part in network.modules()]
+def eval_mode(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Put modules into evaluation mode, not those in them, and restore the mode of each afterwards."""
+    modes = [(part, part.training) for part in parts]
     for part, _ in modes:
         part.training = False
     try:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, wraps
 from inspect import Parameter, get_annotations, signature
 from pathlib import PurePath
 from textwrap import shorten
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from torch.nn import Module
@@ -76,17 +77,39 @@ def change_setting(algorithm: Any, name: str, value: object) -> object:
     Raises `SettingError`: the value is wrong, or the setting is one of this package that is read during construction.
     """
     cls: Any = type(algorithm)
-    is_ours = any(name in get_annotations(base) for base in cls.__mro__ if base.__module__.startswith("lightning_rl."))
+    is_ours = is_packaged_setting(cls, name)
     assignable = {setting for base in cls.__mro__ for setting in vars(base).get("assignable", ())}
     if is_ours and name not in assignable and name not in scheduled_settings(cls):
         raise SettingError(f"{cls.__name__}.{name} is read in the constructor: {cls.__name__}(…, {name}={value!r})")
     value = as_config(value) if name == "env" else value
-    algorithm.hparams[name] = plain(as_points(name, value) if callable(value) and name in scheduled_settings(cls) else value)
+    stored = plain(as_points(name, value) if callable(value) and name in scheduled_settings(cls) else value)
+    algorithm.hparams[name], algorithm.learner.settings[name] = stored, deepcopy(stored)
     value, schedule = read_value(name, value, kinds_of(cls)[name]) if name in cls.__dataclass_fields__ else (value, None)
     algorithm.schedules.pop(name, None)
     if schedule is not None:
         algorithm.schedules[name] = schedule
     return value
+
+
+def is_packaged_setting(cls: type, name: str) -> bool:
+    """Return whether an algorithm has a setting from a class of this package."""
+    return any(name in get_annotations(base) for base in cls.__mro__ if base.__module__.startswith("lightning_rl."))
+
+
+def check_hyperparameters(algorithm: Any) -> None:
+    """Raise `SettingError` if a setting of this package was changed in `hparams`, which only describes the algorithm."""
+    now, cls = algorithm.hparams, type(algorithm)
+    for name, value in algorithm.learner.settings.items():
+        if (name not in now or now[name] != value) and is_packaged_setting(cls, name):
+            raise SettingError(f"hparams[{name!r}] has no effect: assign {cls.__name__}.{name}, or pass {name}= to the constructor")
+
+
+def refuse_changed_signal(signals: Mapping[str, Any], settings: list[tuple[float, bool]]) -> NoReturn:
+    """Raise `SettingError` for the first signal whose γ or `ignore_done` was changed after they were read as `settings`."""
+    now = {name: (signal.gamma, signal.ignore_done) for name, signal in signals.items()}
+    name, gamma = next((name, gamma) for name, (gamma, ignore_done) in zip(now, settings, strict=True) if now[name] != (gamma, ignore_done))
+    changed = "ignore_done" if now[name][0] == gamma else "gamma"
+    raise SettingError(f"reward_signals.{name}.{changed} is read in the constructor: pass it there")
 
 
 def with_integers(init: Callable[..., None]) -> Callable[..., None]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,8 @@ from lightning_rl.envs.config import EnvSource, count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import Precision
+from lightning_rl.networks.acting import ActingContext
+from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.rewards.gail import GAIL
 from lightning_rl.training.learning import LearningModule
 from lightning_rl.types import tree_leaves, tree_to_torch
@@ -140,7 +141,7 @@ def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rol
     if isinstance(algorithm.env, SharedEnv):
         return make_shared_collector(algorithm, n_steps, acting, log_probs)
     stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * count_envs(algorithm.env))
-    network, precision = algorithm.network, get_precision_context(algorithm)
+    network, context = algorithm.network, acting_context(algorithm)
     if algorithm.self_play is None:
         seat_opponents(stepper, network)
     else:
@@ -150,7 +151,7 @@ def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rol
     kind: Callable[..., SteppingCollector] = Collector
     if rollouts and isinstance(getattr(stepper, "envs", None), HostView):
         kind = partial(TensorCollector, cuda_graph=algorithm.compile is not False)
-    return kind(stepper, algorithm.spaces, network, n_steps, acting, log_probs, precision, sees_next(algorithm))
+    return kind(stepper, algorithm.spaces, network, n_steps, acting, log_probs, context, sees_next(algorithm))
 
 
 def make_self_play_opponent(algorithm: LearningModule, num_copies: int) -> SelfPlayOpponent:
@@ -165,7 +166,7 @@ def make_shared_collector(algorithm: LearningModule, n_steps: int, acting: int, 
     """Make the collector of one of several behaviors."""
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
     opponent = None if algorithm.self_play is None else make_self_play_opponent(algorithm, algorithm.env.num_envs)
-    settings = log_probs, get_precision_context(algorithm), sees_next(algorithm)
+    settings = log_probs, acting_context(algorithm), sees_next(algorithm)
     return SideCollector(algorithm.env.side, algorithm.spaces, algorithm.network, n_steps, acting, *settings, opponent=opponent)
 
 
@@ -173,13 +174,20 @@ def frozen_experience(algorithm: LearningModule) -> RolloutDataset:
     """Return the dataset of a frozen behavior, which acts but yields nothing."""
     acting = seed_draws(algorithm)
     assert isinstance(algorithm.env, SharedEnv) and algorithm.env.side is not None
-    settings = FROZEN_STEPS, acting, False, get_precision_context(algorithm)
+    settings = FROZEN_STEPS, acting, False, acting_context(algorithm)
     return RolloutDataset(SideCollector(algorithm.env.side, algorithm.spaces, algorithm.network, *settings, learns=False), 0)
 
 
-def get_precision_context(algorithm: LearningModule) -> Precision:
-    """Return the context that sets the Trainer's precision."""
-    return algorithm.trainer.precision_plugin.forward_context if algorithm.has_trainer else nullcontext
+def acting_context(algorithm: LearningModule) -> ActingContext:
+    """Return the context in which a run's policy acts and judges: the Trainer's precision, and dropout and BatchNorm in evaluation mode."""
+    precision = algorithm.trainer.precision_plugin.forward_context if algorithm.has_trainer else nullcontext
+
+    @contextmanager
+    def in_evaluation_mode() -> Iterator[None]:
+        with precision(), eval_mode(algorithm.learner.by_mode):
+            yield
+
+    return lambda: in_evaluation_mode() if algorithm.learner.by_mode else precision()
 
 
 def make_actor_pool(algorithm: LearningModule, n_steps: int, config: ActorsConfig) -> ActorPool:
@@ -194,7 +202,7 @@ def make_actor_pool(algorithm: LearningModule, n_steps: int, config: ActorsConfi
     seed, first = seed_draws(algorithm), algorithm.global_rank * config.num_actors * count_envs(env)
     build = BuildActor(env if threads else resolve_in_actor(env), algorithm.spaces, n_steps, seed, first, sees_next(algorithm))
     workers = make_workers(build, config, algorithm.network)
-    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, get_precision_context(algorithm))
+    return ActorPool(workers, algorithm.network, config, n_steps, num_envs, acting_context(algorithm))
 
 
 def generations(algorithm: LearningModule, actors: ActorsConfig, stochastic: bool, **settings: Any) -> GenerationDataset:

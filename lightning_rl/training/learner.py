@@ -35,10 +35,11 @@ from lightning_rl.envs.agents.world import SharedEnv, Side
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.networks.acting import PolicyNetwork, check_float32, describe_uncalled, hooks_of
-from lightning_rl.networks.normalization import NoNormalizer
+from lightning_rl.networks.normalization import NoNormalizer, depends_on_mode
 from lightning_rl.networks.off_policy import Critic
 from lightning_rl.optimization import ScheduledOptimizer, are_float32, best_matmul, check_optimizers, describe_unlearned, first_rate
 from lightning_rl.threads import has_convolutions
+from lightning_rl.training.arguments import check_hyperparameters, refuse_changed_signal
 from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.replay import load_buffer
@@ -68,6 +69,12 @@ class Learner:
         """Gradient steps on a GPU whose result is not read yet: whether each was finite, and the arguments of `refuse` if not."""
         self.matmul_before: str | None = None
         self.new_parts: NewParts | None = None
+        self.signals: list[tuple[float, bool]] = []
+        """γ and `ignore_done` of each reward signal, as they were read."""
+        self.settings: dict[str, Any] = {}
+        """What its algorithm's `hparams` are to hold."""
+        self.by_mode: list[nn.Module] = []
+        """The parts of its network that act in evaluation mode, and learn in training mode."""
         self.unlearned: str | None = None
         """The line about parameters that are not learned."""
         self.rate: float | None = None
@@ -144,6 +151,7 @@ class Learner:
             self.followers.insert(0, update)
         self.hooks = gradient_hooks(trainer, algorithm)
         self.rate, self.unlearned, self.new_parts = None, None, NewParts(algorithm)
+        self.by_mode = list(filter(depends_on_mode, algorithm.network.modules()))
         if not all(id(network) in self.new_parts.known for networks in algorithm.target_networks for network in networks):
             name = type(algorithm).__name__
             raise SettingError(f"a network of {name} was replaced, but not in {name}.target_networks: assign its pairs with targets too")
@@ -198,6 +206,7 @@ class Learner:
             if isinstance(callback, TargetNetworkUpdate):
                 callback.on_train_start(algorithm.trainer, algorithm)  # type: ignore[arg-type]
         compile_again(self.compiled)
+        self.by_mode = list(filter(depends_on_mode, algorithm.network.modules()))
         self.guard.begin(algorithm, self.all_optimizers())
         self._name_unlearned()
         assert self.new_parts is not None
@@ -212,7 +221,11 @@ class Learner:
         algorithm.began_at, algorithm.progress = began_at, progress
         if not are_float32(algorithm.own_optimizers) or next(algorithm.network.parameters()).dtype != torch.float32:
             check_float32(*self.networks())
-        if self.new_parts is not None and self.new_parts.found:
+        if algorithm.hparams != self.settings:
+            check_hyperparameters(algorithm)
+        if [(signal.gamma, signal.ignore_done) for signal in algorithm.reward_signals.values()] != self.signals:
+            refuse_changed_signal(algorithm.reward_signals, self.signals)
+        if self.new_parts is not None and self.new_parts.found():
             self._take_new_parts()
         if isinstance(algorithm.network, PolicyNetwork):  # not a module of a user's own
             algorithm.network.check_methods()

@@ -215,8 +215,9 @@ def test_an_evaluation_in_an_environment_of_its_own_says_it_too(capsys):
 
 def test_a_policy_that_an_older_version_trained_on_normalized_observations_is_not_loaded_without_them(tmp_path):
     algorithm = PPO(env=PENDULUM, n_steps=8, batch_size=16, max_env_steps=16)
+    trainer = fit(algorithm)
     algorithm.hparams["env"]["wrappers"] = ["NormalizeObservation"]  # as older versions stored it
-    fit(algorithm).save_checkpoint(path := tmp_path / "old.ckpt")
+    trainer.save_checkpoint(path := tmp_path / "old.ckpt")
     with pytest.raises(SettingError, match="acts on observations of NormalizeObservation, whose statistics were not saved"):
         lrl.load_policy(path)
     assert lrl.load_policy(path, env=PENDULUM).act(np.zeros(3, np.float32))[0].shape == (1,)

@@ -94,8 +94,9 @@ def test_it_is_named_in_a_config_and_its_checkpoint_acts_only_where_its_module_i
 
 def test_a_checkpoint_cannot_name_a_class_of_a_library(folder):
     model = tiny(PPO, "CartPole-v1", encoder=Doubled, max_env_steps=16)
+    trainer = fit(model)
     model.hparams["encoder"] = "torch.nn.Linear"
-    fit(model).save_checkpoint(folder / "bad.ckpt")
+    trainer.save_checkpoint(folder / "bad.ckpt")
     with pytest.raises(SettingError, match=r"names torch\.nn\.Linear as an encoder, which is part of a library"):
         lrl.load_policy(folder / "bad.ckpt")
 

@@ -64,7 +64,7 @@ def test_what_acts_in_a_thread_is_what_learns(name, algorithm, monkeypatch, caps
     obs = torch.stack(list(map(torch.as_tensor, inputs(change.make(algorithm)[0]))))
 
     def acts(network):
-        with torch.no_grad(), eval_mode(network):
+        with torch.no_grad(), eval_mode(network.modules()):
             return outputs(network, obs)
 
     def look_and_publish(workers, version):

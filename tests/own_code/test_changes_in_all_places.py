@@ -63,7 +63,7 @@ def inputs(algorithm):
 def acts(policy, obs):
     """Outputs of the network of a policy or an algorithm, and the best actions."""
     network = policy.network
-    with torch.no_grad(), eval_mode(network):
+    with torch.no_grad(), eval_mode(network.modules()):
         return outputs(network, torch.from_numpy(obs))
 
 

@@ -49,6 +49,18 @@ def test_a_target_gets_the_activation_that_its_network_gets_and_goes_on_followin
         assert all(torch.equal(*pair) for pair in zip(layers(model).parameters(), target(model).parameters(), strict=True))
 
 
+@pytest.mark.parametrize("kind", ["function", "closure"])
+def test_a_target_gets_the_forward_that_a_layer_of_its_network_gets(kind):
+    model = tiny(lrl.DQN, net_arch=[8], max_env_steps=192)
+    layer = model.network.head[0]
+    functions = {"function": lambda x: 0 * x[..., :1].expand(-1, 8), "closure": lambda x: 0 * nn.functional.linear(x, layer.weight)}
+    obs = torch.ones(2, layer.in_features)
+    look = At(lambda model: setattr(layer, "forward", functions[kind]), lambda model: model.target.head[0](obs).abs().sum().item())
+    fit(model, callbacks=[look])
+    assert look.seen[1] > 0
+    assert look.seen[2:] == [0.0] * (len(look.seen) - 2)
+
+
 def test_a_distribution_in_the_place_of_another_of_its_class_is_the_one_that_acts():
     model = tiny(lrl.PPO, "Pendulum-v1", max_env_steps=256)
     other = deepcopy(model.network.distribution)

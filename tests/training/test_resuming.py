@@ -100,7 +100,7 @@ CASES = [
     pytest.param(
         IMPALA,
         {"id": "Pendulum-v1", "max_episode_steps": 11},
-        {"use_sde": True, "sde_sample_freq": 3, "actors": {"num_actors": 2, "backend": "in_process"}},
+        {"max_env_steps": 384, "use_sde": True, "sde_sample_freq": 3, "actors": {"num_actors": 2, "backend": "in_process"}},
         id="IMPALA smooth",
         marks=pytest.mark.slow,
     ),

@@ -69,13 +69,12 @@ class Academy:
         self.call = self.channel.unary_unary(wire.METHOD, M.UnityMessageProto.SerializeToString, M.UnityMessageProto.FromString)
         hello = {"name": "AcademySingleton", "package_version": "3.0.0", "communication_version": version}
         hello["capabilities"] = {name: True for *_, name in wire.fields_of("UnityRLCapabilitiesProto")}
-        self.init = self.exchange(M.UnityOutputProto(rl_initialization_output=hello)).rl_initialization_input
-        self.take(self.exchange(None).rl_input)
+        self.init = self.exchange(M.UnityMessageProto(unity_output={"rl_initialization_output": hello})).rl_initialization_input
+        self.take(self.exchange().rl_input)
 
-    def exchange(self, output, status=wire.OK):
-        message = M.UnityMessageProto(header={"status": status})
-        if output is not None:
-            message.unity_output.CopyFrom(output)
+    def exchange(self, message=None, status=wire.OK):
+        message = message or M.UnityMessageProto()
+        message.header.status = status
         try:
             reply = self.call(message)
         except grpc.RpcError:
@@ -97,7 +96,8 @@ class Academy:
             self.order.setdefault(behavior, []).append(agent_id)
 
     def decide(self):
-        output = M.UnityOutputProto()
+        message = M.UnityMessageProto()
+        output = message.unity_output
         for behavior, (continuous, branches) in self.specs.items():
             infos = self.infos.get(behavior, [])
             output.rl_output.agent_infos[behavior].value.extend(infos)
@@ -106,7 +106,7 @@ class Academy:
                 output.rl_initialization_output.brain_parameters.add(brain_name=behavior, is_training=True, action_spec=spec)
                 self.sent.add(behavior)
         output.rl_output.side_channel, self.channels.out, self.infos = self.channels.out, b"", {}
-        content = self.exchange(output).rl_input
+        content = self.exchange(message).rl_input
         asked, self.order = self.order, {}
         self.take(content)
         if self.quit or self.reset:

@@ -2,6 +2,7 @@
 
 import io
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,13 +81,13 @@ def split_agents(infos: Any, spec: BehaviorSpec, behavior: str) -> tuple[Agents,
 
 def read_agents(infos: list[Any], spec: BehaviorSpec, behavior: str) -> Agents:
     """Return agents as arrays. Raises `SettingError`: their observations have other shapes than at first."""
+    if not infos:
+        return nobody(spec)
     num, mask = len(infos), None
-    obs = [np.empty((num, *observation.shape), observation.dtype) for observation in spec.observations]
-    for row, info in enumerate(infos):
-        if len(info.observations) != len(obs):
-            raise SettingError(f"{behavior}: an agent has {len(info.observations)} observations, not {len(obs)}")
-        for rows, observation, own in zip(obs, info.observations, spec.observations, strict=True):
-            rows[row] = read_observation(observation, own, behavior)
+    for info in infos:
+        if len(info.observations) != len(spec.observations):
+            raise SettingError(f"{behavior}: an agent has {len(info.observations)} observations, not {len(spec.observations)}")
+    obs = [read_sensor([info.observations[k] for info in infos], sensor, behavior) for k, sensor in enumerate(spec.observations)]
     if spec.branches:
         mask = np.ones((num, sum(spec.branches)), dtype=bool)
         for row, info in enumerate(infos):
@@ -98,6 +99,27 @@ def read_agents(infos: list[Any], spec: BehaviorSpec, behavior: str) -> Agents:
     interrupted = np.array([info.max_step_reached for info in infos], dtype=bool)
     ids, groups = [info.id for info in infos], [info.group_id for info in infos]
     return Agents(ids, groups, reward, group_reward, obs, mask, interrupted)
+
+
+@cache
+def nobody(spec: BehaviorSpec) -> Agents:
+    """Return no agents."""
+    obs = [np.empty((0, *sensor.shape), sensor.dtype) for sensor in spec.observations]
+    mask = np.ones((0, sum(spec.branches)), dtype=bool) if spec.branches else None
+    return Agents([], [], np.zeros(0), np.zeros(0), obs, mask, np.zeros(0, dtype=bool))
+
+
+def read_sensor(observations: list[Any], spec: ObservationSpec, behavior: str) -> np.ndarray:
+    """Return the observations that one sensor of N agents made, `[N, *shape]`. Raises `SettingError`: one has another shape."""
+    shape, size = spec.shape, 4 * math.prod(spec.shape)
+    if spec.dtype == np.float32:
+        data = [observation.float_data.data for observation in observations]  # packed, as Unity sends them: all are read at once
+        if all(len(each) == size for each in data) and all(tuple(observation.shape) == shape for observation in observations):
+            return np.frombuffer(bytearray().join(data), np.float32).reshape(len(data), *shape)
+    rows = np.empty((len(observations), *shape), spec.dtype)
+    for row, observation in enumerate(observations):
+        rows[row] = read_observation(observation, spec, behavior)
+    return rows
 
 
 def read_packed(message: Any, field: str, dtype: type, size: int) -> np.ndarray | None:

@@ -1,0 +1,85 @@
+"""Whether steps of self-play and their memory stay as they are, however many snapshots a run has.
+
+    python benchmarks/flatness.py [--windows 10 1000] [--snapshots 900] [--agents]
+
+PPO learns Connect Four against its past selves, with a snapshot after every 128 steps; with `--agents` two PPO learn it as two behaviors.
+Prints, for each window, the milliseconds of an environment step and the memory of the process in the second and in the last tenth of the
+snapshots. Each window is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+import lightning_rl as lrl
+
+GAME = "lightning_rl.envs.games.connect_four"
+STEPS = 128
+"""Environment steps of an iteration, after which there is a snapshot."""
+
+
+class Watch(pl.Callback):
+    """Notes the seconds of each iteration, and the memory after it in MB."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.memory: list[float] = []
+        self.last: float | None = None
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        now = time.perf_counter()
+        if self.last is not None:
+            self.seconds.append(now - self.last)
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.memory.append(pages * 4096 / 1e6)
+        self.last = time.perf_counter()
+
+
+def train(window: int, snapshots: int, agents: bool) -> Watch:
+    """Train with a window until there are so many snapshots."""
+    self_play = {"save_steps": STEPS, "window": window, "play_against_latest_model_ratio": 0.2}
+    settings: dict[str, Any] = {"n_steps": STEPS // 8, "batch_size": STEPS, "n_epochs": 1, "net_arch": [64], "compile": False}
+    if agents:
+        learner = partial(lrl.PPO, self_play=self_play, **settings)
+        behaviors = {f"player_{k}": lrl.Behavior(agents=f"player_{k}", learner=learner) for k in range(2)}
+        model: Any = lrl.MultiAgent(lrl.EnvConfig(GAME, num_envs=8), behaviors, max_env_steps=STEPS * snapshots)
+    else:
+        model = lrl.PPO(lrl.EnvConfig(GAME, num_envs=8), self_play=self_play, max_env_steps=STEPS * snapshots, **settings)
+    watch = Watch()
+    lrl.Trainer(barebones=True, callbacks=[watch]).fit(model)
+    return watch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--windows", type=int, nargs="+", default=[10, 1000])
+    parser.add_argument("--snapshots", type=int, default=900)
+    parser.add_argument("--agents", action="store_true", help="two behaviors")
+    options = parser.parse_args()
+    if len(options.windows) > 1:
+        for window in options.windows:
+            more = ["--agents"] if options.agents else []
+            subprocess.run([sys.executable, __file__, "--windows", str(window), "--snapshots", str(options.snapshots), *more], check=True)
+        return
+    (window,) = options.windows
+    watch = train(window, options.snapshots, options.agents)
+    tenth = len(watch.seconds) // 10
+    first, last = (1e3 * statistics.median(part) / STEPS for part in (watch.seconds[tenth : 2 * tenth], watch.seconds[-tenth:]))
+    before, after = (statistics.median(part) for part in (watch.memory[tenth : 2 * tenth], watch.memory[-tenth:]))
+    print(
+        f"window {window}, {len(watch.seconds)} iterations: {first:.3f} ms a step in the second tenth, {last:.3f} in the last, "
+        f"ratio {last / first:.2f}; memory {before:.0f} and {after:.0f} MB, ratio {after / before:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
