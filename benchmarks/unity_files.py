@@ -90,12 +90,20 @@ def describe_hybrid(path: Path) -> None:
     print(f"{path.name}: choices {choices.tolist()}; memory {np.round(memory.reshape(2, -1)[0, :2], 5).tolist()}")
 
 
+class Validate(pl.Callback):
+    """Computes the loss on held-out episodes after each iteration."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, algorithm: pl.LightningModule, *_: object) -> None:
+        self.loss = algorithm.validate()["val/loss"]  # type: ignore[operator]
+
+
 def clone(dataset: str, seed: int) -> float:
     """Return the squared error of the actions in held-out episodes after cloning the others."""
     pl.seed_everything(seed, verbose=False)
     model = BehavioralCloning(env="Ball-v0", dataset=dataset, loss="mse", max_updates=UPDATES, split_seed=seed, normalize_obs="running")
-    Trainer(barebones=True).fit(model)
-    return model.validate()["val/loss"]
+    validation = Validate()
+    Trainer(barebones=True, callbacks=[validation]).fit(model)
+    return validation.loss
 
 
 def main() -> None:
