@@ -102,7 +102,7 @@ def clone(dataset: str, seed: int) -> float:
     pl.seed_everything(seed, verbose=False)
     model = BehavioralCloning(env="Ball-v0", dataset=dataset, loss="mse", max_updates=UPDATES, split_seed=seed, normalize_obs="running")
     validation = Validate()
-    Trainer(barebones=True, callbacks=[validation]).fit(model)
+    Trainer(evaluation=None, checkpoint=None, logger=False, enable_progress_bar=False, callbacks=[validation]).fit(model)
     return validation.loss
 
 
