@@ -60,7 +60,7 @@ class Academy:
     """Talks to the trainer: agents are `put` in, and `decide` sends them and returns the actions by agent id."""
 
     def __init__(self, port, wait, version):
-        self.channels, self.specs, self.sent, self.infos, self.order = Channels(), {}, set(), {}, {}
+        self.channels, self.specs, self.sent, self.order, self.message = Channels(), {}, set(), {}, M.UnityMessageProto()
         self.quit = self.reset = False
         self.actions = []
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
@@ -88,24 +88,30 @@ class Academy:
         self.reset |= content.command == wire.RESET
 
     def put(self, behavior, agent_id, observations, reward=0.0, done=False, interrupted=False, mask=(), group=0, group_reward=0.0):
-        info = M.AgentInfoProto(reward=reward, done=done, max_step_reached=interrupted, id=agent_id, action_mask=mask)
-        info.group_id, info.group_reward = group, group_reward
+        kept = {"action_mask": mask, "group_id": group, "group_reward": group_reward}
+        info = self.agents(behavior).add(reward=reward, done=done, max_step_reached=interrupted, id=agent_id, **kept)
         info.observations.extend(observations)
-        self.infos.setdefault(behavior, []).append(info)
         if not done:
             self.order.setdefault(behavior, []).append(agent_id)
 
+    def agents(self, behavior):
+        """Return the agents of a behavior in the next message."""
+        return self.message.unity_output.rl_output.agent_infos[behavior].value
+
+    @property
+    def has_agents(self):
+        """Return whether there are agents in the next message."""
+        return any(agents.value for agents in self.message.unity_output.rl_output.agent_infos.values())
+
     def decide(self):
-        message = M.UnityMessageProto()
+        message, self.message = self.message, M.UnityMessageProto()
         output = message.unity_output
         for behavior, (continuous, branches) in self.specs.items():
-            infos = self.infos.get(behavior, [])
-            output.rl_output.agent_infos[behavior].value.extend(infos)
-            if infos and behavior not in self.sent:
+            if output.rl_output.agent_infos[behavior].value and behavior not in self.sent:
                 spec = {"num_continuous_actions": continuous, "num_discrete_actions": len(branches), "discrete_branch_sizes": branches}
                 output.rl_initialization_output.brain_parameters.add(brain_name=behavior, is_training=True, action_spec=spec)
                 self.sent.add(behavior)
-        output.rl_output.side_channel, self.channels.out, self.infos = self.channels.out, b"", {}
+        output.rl_output.side_channel, self.channels.out = self.channels.out, b""
         content = self.exchange(message).rl_input
         asked, self.order = self.order, {}
         self.take(content)
@@ -218,7 +224,7 @@ class Mixed:
                 body.reward = body.group_reward = 0.0
             body.age += 1
         self.academy.channels.add_stat("scene/tick", self.tick, 1)
-        return bool(self.academy.infos)
+        return self.academy.has_agents
 
     def apply(self, actions):
         for body in self.bodies:
@@ -433,7 +439,7 @@ class Ball:
         if self.repeats and self.academy.sent:
             self.repeat()
             return False
-        self.academy.infos["Ball?team=0"] = self.infos
+        self.academy.agents("Ball?team=0").extend(self.infos)
         self.academy.order["Ball?team=0"] = [info.id for info in self.infos]
         return True
 
