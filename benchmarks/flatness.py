@@ -2,7 +2,7 @@
 
     python benchmarks/flatness.py [--windows 10 1000] [--snapshots 900] [--agents]
 
-PPO learns Connect Four against its past selves, with a snapshot after every 128 steps; with `--agents` two PPO learn it as two behaviors.
+PPO learns tic-tac-toe against its past selves, with a snapshot after every 128 steps; with `--agents` two PPO learn simple_tag in turns.
 Prints, for each window, the milliseconds of an environment step and the memory of the process in the second and in the last tenth of the
 snapshots. Each window is a process of its own.
 """
@@ -22,7 +22,7 @@ import pytorch_lightning as pl
 
 import lightning_rl as lrl
 
-GAME = "lightning_rl.envs.games.connect_four"
+GAME = "lightning_rl.envs.games.tic_tac_toe"
 STEPS = 128
 """Environment steps of an iteration, after which there is a snapshot."""
 
@@ -50,12 +50,12 @@ def train(window: int, snapshots: int, agents: bool) -> Watch:
     settings: dict[str, Any] = {"n_steps": STEPS // 8, "batch_size": STEPS, "n_epochs": 1, "net_arch": [64], "compile": False}
     if agents:
         learner = partial(lrl.PPO, self_play=self_play, **settings)
-        behaviors = {f"player_{k}": lrl.Behavior(agents=f"player_{k}", learner=learner) for k in range(2)}
-        model: Any = lrl.MultiAgent(lrl.EnvConfig(GAME, num_envs=8), behaviors, max_env_steps=STEPS * snapshots)
+        behaviors = {name: lrl.Behavior(agents=f"{name}_*", learner=learner) for name in ("adversary", "agent")}
+        model: Any = lrl.MultiAgent(lrl.EnvConfig("mpe2.simple_tag_v3", num_envs=8), behaviors, max_env_steps=STEPS * snapshots)
     else:
         model = lrl.PPO(lrl.EnvConfig(GAME, num_envs=8), self_play=self_play, max_env_steps=STEPS * snapshots, **settings)
     watch = Watch()
-    lrl.Trainer(barebones=True, callbacks=[watch]).fit(model)
+    lrl.Trainer(evaluation=None, checkpoint=None, logger=False, enable_progress_bar=False, callbacks=[watch]).fit(model)
     return watch
 
 
