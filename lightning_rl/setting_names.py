@@ -78,6 +78,16 @@ MOVED = {
     "initialize-from": "init_from",
     "time-scale": "model.env.kwargs.time_scale",
     "no-graphics": "model.env.kwargs.no_graphics",
+    "num-areas": "model.env.kwargs.num_areas",
+    "timeout-wait": "model.env.kwargs.timeout_wait",
+    "env-args": "model.env.kwargs.env_args, a list",
+    "quality-level": "model.env.kwargs.quality_level",
+    "target-frame-rate": "model.env.kwargs.target_frame_rate",
+    "capture-frame-rate": "model.env.kwargs.capture_frame_rate",
+    "base-port": "model.env.kwargs.port",
+    "max-lifetime-restarts": "model.env.max_restarts, per hour",
+    "torch-device": "trainer.accelerator",
+    "inference": "the program lightning-rl evaluate",
 }
 """Settings of Stable-Baselines3 and its zoo, and options of mlagents-learn, that have another name or place here, in command-line form."""
 NAMES_IN_OTHER_LIBRARIES = {

@@ -18,6 +18,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import StopOnEvaluation, any_rank_must_stop, check_monitors, is_monitored, must_stop
 from lightning_rl.checkpoints.validation import MEASURE, Rules
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
@@ -241,11 +242,16 @@ class RolloutEvaluator(pl.Callback):
             self._compare(trainer, algorithm)
 
     def _compare(self, trainer: pl.Trainer, algorithm: AlgorithmRun) -> None:
-        """Evaluate, or without evaluations let the best weights be those with the highest mean return in training."""
+        """Evaluate, or without evaluations let the best weights be those with the highest mean return in training.
+
+        In self-play they are the newest: a return against oneself does not measure skill.
+        """
         if not self.is_off:
             return self.evaluate(trainer, algorithm)
         self.evaluated_at = algorithm.count
         metrics = {OF_TRAINING: -math.inf, **algorithm.collector.metrics()}  # the newest are the best until an episode has ended
+        if callbacks_of(trainer, SelfPlay):
+            metrics[OF_TRAINING] = -math.inf
         for saver in callbacks_of(trainer, BestModel):
             saver.on_evaluation_end(trainer, algorithm, trainer.strategy.broadcast(metrics))
 

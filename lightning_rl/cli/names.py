@@ -171,7 +171,9 @@ def check_keys(config: Plain, where: str) -> None:
             raise SettingError(f"{key}{where} is of rl-baselines3-zoo; convert it: lightning-rl import-zoo {file} {key} > mine.yaml")
     if "behaviors" in config or "default_settings" in config:
         file = where.removeprefix(" in ") or "FILE"
-        raise SettingError(f"behaviors{where} are of ML-Agents; convert them: lightning-rl import-mlagents {file} --env ID > mine.yaml")
+        raise SettingError(
+            f"behaviors{where} are of ML-Agents; convert them: lightning-rl import-mlagents {file} --env unity:BUILD > mine.yaml"
+        )
     check_names("", config, TOP_LEVEL, where)
     if "trainer" in config and config["trainer"] is None:
         raise SettingError(f"trainer{where} must be a mapping of settings, got nothing")

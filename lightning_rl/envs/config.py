@@ -21,7 +21,7 @@ from lightning_rl.envs.games import GAMES
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.sync import closing_env
 from lightning_rl.envs.tensors import PREFIX
-from lightning_rl.envs.unity.settings import BUILDS, EDITOR, UnitySettings
+from lightning_rl.envs.unity.settings import BUILDS, EDITOR, UnitySettings, check_no_build
 from lightning_rl.errors import SettingError
 from lightning_rl.fields import Range, as_settings, read_fields
 
@@ -106,8 +106,8 @@ class EnvConfig:
             raise SettingError(f"env.num_envs {self.num_envs} is more than one process can step; the maximum is {MAX_ENVS:,}")
         if is_unity:
             self.check_unity()
-        elif isinstance(self.id, str) and self.id.endswith(BUILDS):
-            raise SettingError(f"env.id {self.id} looks like a build of a scene of Unity: use unity:{self.id}")
+        elif isinstance(self.id, str) and ("/" in self.id or self.id.endswith(BUILDS)):
+            check_no_build("env.id", self.id)
         for name in ("step_timeout", "max_restarts") if not is_unity else ():
             if getattr(self, name) is not None:
                 mode = ("async" if self.is_several_games else "sync") if self.vectorization == "auto" else self.vectorization

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lightning_rl.config_files import Plain, as_mapping
 from lightning_rl.envs.lessons import as_parameter
-from lightning_rl.envs.unity.settings import UnitySettings
+from lightning_rl.envs.unity.settings import UnitySettings, check_no_build
 from lightning_rl.errors import SettingError, check_choice, check_names, nearest
 from lightning_rl.importers import mlagents_settings as mlagents
 from lightning_rl.importers.config import Config, Settings, merge, read_file
@@ -34,15 +34,22 @@ def import_mlagents(path: str, behavior_name: str | None = None, env_id: str | N
     Raises:
         SettingError: the file cannot be read, has an unknown setting, or asks for a trainer that does not exist here.
     """
+    if env_id is not None:
+        check_no_build("--env", env_id)
     file = read_trainers(path)
     if behavior_name is None and len(file.behaviors) > 1:
         return convert_all(path, file, env_id).text()
     return convert_behavior(path, read_behavior(file, behavior_name), env_id).text()
 
 
+def of_env(env_id: str | None) -> str:
+    """Return the option that names an environment."""
+    return "" if env_id is None else f" --env {env_id}"
+
+
 def convert_all(path: str, file: File, env_id: str | None) -> Config:
     """Convert several behaviors to one config of `MultiAgent`: a learner for each, and settings of the run from the first that has them."""
-    config = Config("MultiAgent", f"lightning-rl import-mlagents {Path(path).name}")
+    config = Config("MultiAgent", f"lightning-rl import-mlagents {Path(path).name}{of_env(env_id)}")
     names = {str(name): known_as(str(name)) for name in file.behaviors}
     for name in names:
         same = [other for other in names if names[other] == names[name]]
@@ -115,7 +122,8 @@ def convert_behavior(
     if str(trainer) in MISSING:
         raise SettingError(f"{settings.place(kind)} {trainer}: {MISSING[trainer]}")
     check_choice(settings.place(kind), trainer, ALGORITHMS)
-    config = Config(ALGORITHMS[trainer], f"lightning-rl import-mlagents {Path(path).name} --behavior {behavior.name}")
+    command = f"lightning-rl import-mlagents {Path(path).name} --behavior {behavior.name}{of_env(env_id)}"
+    config = Config(ALGORITHMS[trainer], command)
     if env_id is None:
         config.note("such files do not name an environment: lightning-rl fit --config THIS_FILE --model.env.id ID")
     else:

@@ -9,7 +9,7 @@ from functools import cache, wraps
 from inspect import Parameter, get_annotations, signature
 from pathlib import PurePath
 from textwrap import shorten
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from torch.nn import Module
@@ -104,12 +104,12 @@ def check_hyperparameters(algorithm: Any) -> None:
             raise SettingError(f"hparams[{name!r}] has no effect: assign {cls.__name__}.{name}, or pass {name}= to the constructor")
 
 
-def refuse_changed_signal(signals: Mapping[str, Any], settings: list[tuple[float, bool]]) -> NoReturn:
-    """Raise `SettingError` for the first signal whose γ or `ignore_done` was changed after they were read as `settings`."""
-    now = {name: (signal.gamma, signal.ignore_done) for name, signal in signals.items()}
-    name, gamma = next((name, gamma) for name, (gamma, ignore_done) in zip(now, settings, strict=True) if now[name] != (gamma, ignore_done))
-    changed = "ignore_done" if now[name][0] == gamma else "gamma"
-    raise SettingError(f"reward_signals.{name}.{changed} is read in the constructor: pass it there")
+def check_signals(signals: Mapping[str, Any], settings: Mapping[str, tuple[float, bool]]) -> None:
+    """Raise `SettingError` if γ or `ignore_done` of a reward signal was changed after they were read as `settings`."""
+    for name, (gamma, ignore_done) in settings.items():
+        if name in signals and (signals[name].gamma, signals[name].ignore_done) != (gamma, ignore_done):
+            changed = "ignore_done" if signals[name].gamma == gamma else "gamma"
+            raise SettingError(f"reward_signals.{name}.{changed} is read in the constructor: pass it there")
 
 
 def with_integers(init: Callable[..., None]) -> Callable[..., None]:

@@ -39,7 +39,7 @@ from lightning_rl.networks.normalization import NoNormalizer, depends_on_mode
 from lightning_rl.networks.off_policy import Critic
 from lightning_rl.optimization import ScheduledOptimizer, are_float32, best_matmul, check_optimizers, describe_unlearned, first_rate
 from lightning_rl.threads import has_convolutions
-from lightning_rl.training.arguments import check_hyperparameters, refuse_changed_signal
+from lightning_rl.training.arguments import check_hyperparameters, check_signals
 from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.replay import load_buffer
@@ -69,7 +69,7 @@ class Learner:
         """Gradient steps on a GPU whose result is not read yet: whether each was finite, and the arguments of `refuse` if not."""
         self.matmul_before: str | None = None
         self.new_parts: NewParts | None = None
-        self.signals: list[tuple[float, bool]] = []
+        self.signals: dict[str, tuple[float, bool]] = {}
         """γ and `ignore_done` of each reward signal, as they were read."""
         self.settings: dict[str, Any] = {}
         """What its algorithm's `hparams` are to hold."""
@@ -223,8 +223,8 @@ class Learner:
             check_float32(*self.networks())
         if algorithm.hparams != self.settings:
             check_hyperparameters(algorithm)
-        if [(signal.gamma, signal.ignore_done) for signal in algorithm.reward_signals.values()] != self.signals:
-            refuse_changed_signal(algorithm.reward_signals, self.signals)
+        if {name: (signal.gamma, signal.ignore_done) for name, signal in algorithm.reward_signals.items()} != self.signals:
+            check_signals(algorithm.reward_signals, self.signals)
         if self.new_parts is not None and self.new_parts.found():
             self._take_new_parts()
         if isinstance(algorithm.network, PolicyNetwork):  # not a module of a user's own

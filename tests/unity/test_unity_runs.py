@@ -280,12 +280,18 @@ def test_an_evaluation_ends_though_the_scene_never_ends(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ("--model=POCA", "no agent of Reach is in a SimpleMultiAgentGroup, so there are no groups to learn; use PPO"),
+        (
+            "--model=POCA",
+            "no agent of Reach is in a SimpleMultiAgentGroup, so there are no groups to learn; use PPO (trainer_type: ppo in a",
+        ),
         (
             "--model=PPO --model.env.kwargs.behavior=Rech",
             "env.kwargs.behavior Rech: the scene has Reach; did you mean Reach?",
         ),
         ("--model=PPO --model.env.id=./Reach.x86_64", "env.id ./Reach.x86_64 looks like a build of a scene of Unity: use unity:./Reach"),
+        ("--model=PPO --model.env.id=./Reach", "env.id ./Reach looks like a build of a scene of Unity: use unity:./Reach"),
+        ("--model=PPO --model.env.id=unity:gone/Reach", "env.id unity:gone/Reach: there is no folder gone"),
+        ("--model=PPO --timeout-wait=9", "--timeout-wait is not a setting; here it is model.env.kwargs.timeout_wait"),
         ("--model=PPO --run-id=X", "--run-id is not a setting; here it is trainer.run_name"),
         ("--model=PPO --model.self_play={}", "self_play needs agents of two teams, but those of the scene are all in one, Reach/0/*"),
         ("--model=EvolutionStrategies", "EvolutionStrategies does not support multi-agent environments such as unity:Reach"),
@@ -309,8 +315,8 @@ OFF_POLICY = "--model.gamma=0.95 --model.learning_rate=1e-3 --model.train_freq=1
 def test_a_trainer_file_of_ml_agents_is_named_as_such(folder, capsys):
     (folder / "reach.yaml").write_text("behaviors: {Reach: {trainer_type: ppo}}")
     assert main(["fit", "--config=reach.yaml"]) == 2
-    line = "error: behaviors in reach.yaml are of ML-Agents; convert them: lightning-rl import-mlagents reach.yaml --env ID > mine.yaml"
-    assert capsys.readouterr().err.strip() == line
+    command = "lightning-rl import-mlagents reach.yaml --env unity:BUILD > mine.yaml"
+    assert capsys.readouterr().err.strip() == f"error: behaviors in reach.yaml are of ML-Agents; convert them: {command}"
 
 
 @pytest.mark.slow
@@ -406,6 +412,15 @@ def test_two_behaviors_of_a_scene_take_turns(scene, folder, capsys):
     assert float(last["Reach/self_play/snapshots"]) > 1
     policy = lrl.load_policy(folder / "runs" / "MultiAgent" / "Reach" / "version_0", behavior="Reach")
     assert policy.act(np.zeros((2, 4), np.float32))[0].shape == (2, 2)
+
+
+@pytest.mark.thorough
+def test_best_weights_of_self_play_are_the_newest(race, folder, capsys):
+    own = [*race(), "--model=PPO", "--model.n_steps=16", "--model.self_play.save_steps=64", "--model.self_play.team_change=128"]
+    assert fit(own, steps=512) == 0
+    checkpoints = folder / "runs" / "PPO" / "Race" / "version_0" / "checkpoints"
+    best, last = (lrl.PPO.load_from_checkpoint(checkpoints / f"{name}.ckpt").env_steps for name in ("best", "last"))
+    assert best == last > 0
 
 
 @pytest.mark.slow

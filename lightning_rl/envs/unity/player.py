@@ -258,7 +258,8 @@ def launch(command: list[str]) -> subprocess.Popen:
             env=environment,
         )
     except OSError as error:
-        raise SettingError(f"{command[0]} cannot be started: {error.strerror}") from error
+        way_out = f"; chmod +x {command[0]} makes it executable" if isinstance(error, PermissionError) else ""
+        raise SettingError(f"{command[0]} cannot be started: {error.strerror}{way_out}") from error
 
 
 def kill(process: subprocess.Popen) -> None:

@@ -1,6 +1,8 @@
 """A scene in one player: the seats of its agents, the messages in which they ask for decisions, and its restarts."""
 
+import atexit
 import json
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -186,7 +188,15 @@ def behavior_of(agent: str) -> str:
 @cache
 def make_log_folder() -> Path:
     """Return the folder of logs that have no other, one for each program."""
-    return Path(tempfile.mkdtemp(prefix="unity_players_"))
+    folder = tempfile.mkdtemp(prefix="unity_players_")
+    atexit.register(remove_if_empty, folder)
+    return Path(folder)
+
+
+def remove_if_empty(folder: str) -> None:
+    """Remove a folder, unless there are logs in it."""
+    with suppress(OSError):
+        os.rmdir(folder)
 
 
 def find_log_folder(given: str | None) -> Path:
@@ -260,7 +270,10 @@ def find_groups(config: EnvConfig, spaces: Spaces) -> Spaces:
     if not any(any(asking[name].groups) for name in names):
         KEPT.pop(key_of(config)).player.close()
         behaviors = " and ".join(dict.fromkeys(map(known_as, names)))
-        raise SettingError(f"no agent of {behaviors} is in a SimpleMultiAgentGroup, so there are no groups to learn; use PPO")
+        groups = "so there are no groups to learn"
+        raise SettingError(
+            f"no agent of {behaviors} is in a SimpleMultiAgentGroup, {groups}; use PPO (trainer_type: ppo in a trainer file)"
+        )
     sizes = {name: Counter(key_of_group(*agent) for agent in zip(asking[name].ids, asking[name].groups, strict=True)) for name in names}
     size = scene.settings.seats or max(max(counts.values()) for counts in sizes.values())
     agents = [seat_name(name, seat) for name, counts in sizes.items() for seat in range(size * len(counts))]

@@ -1,6 +1,7 @@
 """Settings of Unity's players, and how an executable is found and started."""
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
@@ -90,7 +91,22 @@ def find_executable(env_id: str, platform: str = sys.platform) -> Path | None:
     programs = [program for program in path.glob("*.exe") if not program.name.startswith(CRASH_HANDLER)] if platform == "win32" else []
     if len(programs) == 1:
         return programs[0]
-    suffixes = SUFFIXES.get(platform, ())
-    names = {file.name.removesuffix(file.suffix if file.suffix in suffixes else "") for file in path.parent.glob("*")}
-    folder = Path(env_id.removeprefix(PREFIX)).parent
-    raise SettingError(f"env.id {env_id}: there is no executable{nearest(str(folder / path.name), {str(folder / name) for name in names})}")
+    given, suffixes = Path(env_id.removeprefix(PREFIX)), SUFFIXES.get(platform, ())
+    if not path.parent.is_dir():
+        raise SettingError(f"env.id {env_id}: there is no folder {given.parent}")
+    folder, what = (given, "this is a folder; name its executable") if path.is_dir() else (given.parent, "there is no executable")
+    files = (path if path.is_dir() else path.parent).glob("*")
+    names = {
+        file.name.removesuffix(file.suffix if file.suffix in suffixes else "") for file in files if file.is_file() or file.suffix == ".app"
+    }
+    raise SettingError(f"env.id {env_id}: {what}{nearest(str(given), {str(folder / name) for name in names})}")
+
+
+def check_no_build(setting: str, env_id: str) -> None:
+    """Raise `SettingError` if an environment's id is the path of a build of a scene, whose prefix was forgotten."""
+    is_build = env_id.endswith(BUILDS)
+    if not is_build and ":" not in env_id:
+        with suppress(SettingError):
+            is_build = find_executable(env_id) is not None
+    if is_build:
+        raise SettingError(f"{setting} {env_id} looks like a build of a scene of Unity: use unity:{env_id}")

@@ -99,7 +99,7 @@ def test_an_executable_that_is_no_player(tmp_path):
     with pytest.raises(PlayerError, match=r"Other exited with code 3; see "):
         Player(file, UnitySettings(), 0, 7, b"", tmp_path / "log")
     file.chmod(0o644)
-    with pytest.raises(SettingError, match="Other cannot be started: Permission denied"):
+    with pytest.raises(SettingError, match=r"Other cannot be started: Permission denied; chmod \+x .*Other makes it executable"):
         Player(file, UnitySettings(), 0, 7, b"", tmp_path / "log")
 
 
@@ -184,6 +184,8 @@ def test_an_executable_that_does_not_exist(tmp_path, monkeypatch):
     build(tmp_path / "builds", name="Soccer")
     with pytest.raises(SettingError, match=r"^env.id unity:builds/Socer: there is no executable; did you mean builds/Soccer\?$"):
         find_executable("unity:builds/Socer")
+    with pytest.raises(SettingError, match=r"^env.id unity:builds: this is a folder; name its executable; choose from builds/Soccer$"):
+        find_executable("unity:builds")
 
 
 @pytest.mark.parametrize(
