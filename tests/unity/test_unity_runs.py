@@ -416,7 +416,14 @@ def test_two_behaviors_of_a_scene_take_turns(scene, folder, capsys):
 
 @pytest.mark.thorough
 def test_best_weights_of_self_play_are_the_newest(race, folder, capsys):
-    own = [*race(), "--model=PPO", "--model.n_steps=16", "--model.self_play.save_steps=64", "--model.self_play.team_change=128"]
+    own = [
+        *race(),
+        "--model=PPO",
+        "--model.n_steps=16",
+        "--model.batch_size=64",
+        "--model.self_play.save_steps=64",
+        "--model.self_play.team_change=128",
+    ]
     assert fit(own, steps=512) == 0
     checkpoints = folder / "runs" / "PPO" / "Race" / "version_0" / "checkpoints"
     best, last = (lrl.PPO.load_from_checkpoint(checkpoints / f"{name}.ckpt").env_steps for name in ("best", "last"))
