@@ -9,7 +9,7 @@ from lightning_rl.envs import LESSONS
 from lightning_rl.envs.agents.world import Moves, World
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues
-from lightning_rl.envs.unity.player import PlayerError
+from lightning_rl.envs.unity.player import Actions, PlayerError
 from lightning_rl.envs.unity.scene import Scene, action_space, known_as, observation_space, open_scene
 from lightning_rl.envs.unity.seats import Report, Seating, Seats
 from lightning_rl.envs.unity.settings import DEFAULT_RESTARTS
@@ -98,15 +98,17 @@ class UnityWorld(World):
         self.lost.clear()
 
     def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
+        actions_of: dict[int, dict[str, Actions]] = {}
         for e in copies:
-            scene, chosen = self.scenes[e], {}
+            scene, chosen = self.scenes[e], actions_of.setdefault(e, {})
             for name, seats in scene.seats.items():
                 side, first = self.places[name]
                 if seats.asked:
                     rows = self.sides[side].rows[e, first] + np.array(seats.asked)
                     chosen[name] = scene.as_actions(name, tree_index(actions[side], rows))
                 seats.begin_step()
-            scene.player.start(chosen)
+        for e, chosen in actions_of.items():
+            self.scenes[e].player.start(chosen)
         self.lost.clear()
         for e in copies:
             try:
