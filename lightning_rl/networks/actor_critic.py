@@ -189,13 +189,13 @@ class ActorCritic(PolicyNetwork):
         if not self.shares:
             critic_memory = memory[1] if memory else ()
             after = after, self.critic_memory.after(lambda: self.critic_encoder(obs), critic_memory, episode_start)
-        x = self.actor(features) if features.dim() == 2 else by_rows(self.actor, features)
+        x = self.actor(features) if features.dim() <= 2 else by_rows(self.actor, features)
         return x.float(), after
 
     def value(self, obs: Tree, memory: Tree = (), episode_start: Tensor | None = None) -> Tensor:
         """Return V(s) `[..., S]`."""
         features, _ = self._encode(self.normalizer(obs), memory, episode_start, for_critic=True)
-        z = self.critic(features) if features.dim() == 2 else by_rows(self.critic, features)
+        z = self.critic(features) if features.dim() <= 2 else by_rows(self.critic, features)
         return self.value_head.value(z.float())
 
     def log_prob(self, obs: Tree, action: Tree, memory: Tree = (), episode_start: Tensor | None = None, action_mask: Tree = ()) -> Tensor:

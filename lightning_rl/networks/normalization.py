@@ -124,12 +124,15 @@ def make_normalizer(normalize_obs: str, space: Space, entities: Sequence[str] = 
     return NoNormalizer() if normalize_obs == "off" else ObservationNormalizer(space, normalize_obs == "frozen", entities)
 
 
+TWO_MODES = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
+"""Layers of torch without statistics that compute another result in evaluation mode."""
+
+
 def depends_on_mode(part: nn.Module) -> bool:
     """Return whether a module that is not this package's may compute another result in evaluation mode, as dropout and BatchNorm do."""
     if type(part).__module__.startswith("torch."):
-        return isinstance(part, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._NormBase | nn.RReLU) or bool(
-            getattr(part, "dropout", 0)
-        )
+        has_statistics, drops = getattr(part, "track_running_stats", False), bool(getattr(part, "dropout", 0))  # as LSTM's
+        return has_statistics or drops or isinstance(part, TWO_MODES)
     return not any(cls.__module__.startswith("lightning_rl.") for cls in type(part).__mro__)
 
 
