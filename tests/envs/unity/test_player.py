@@ -184,7 +184,7 @@ def test_an_executable_that_does_not_exist(tmp_path, monkeypatch):
     build(tmp_path / "builds", name="Soccer")
     with pytest.raises(SettingError, match=r"^env.id unity:builds/Socer: there is no executable; did you mean builds/Soccer\?$"):
         find_executable("unity:builds/Socer")
-    with pytest.raises(SettingError, match=r"^env.id unity:builds: this is a folder; name its executable; choose from builds/Soccer$"):
+    with pytest.raises(SettingError, match=r"^env.id unity:builds: this is a folder; name its executable; did you mean builds/Soccer\?$"):
         find_executable("unity:builds")
 
 
