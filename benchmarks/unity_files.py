@@ -9,17 +9,13 @@ FOLDER holds the ml-agents repository's `test.demo` (here `3dball_test.demo`), `
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import onnxruntime
 import pytorch_lightning as pl
 from gymnasium import Env
 from gymnasium.spaces import Box, Dict, MultiDiscrete, Space
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lightning_rl import BehavioralCloning, Trainer
 from lightning_rl.demonstrations.unity_files import find_pairing, read_recording, split_episodes
@@ -48,9 +44,6 @@ class Ball(Env):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         return np.zeros(8, np.float32), {}
-
-
-gymnasium.register("Ball-v0", Ball, max_episode_steps=1)
 
 
 def describe_recording(path: Path, observation: Space, action: Space) -> None:
@@ -100,7 +93,7 @@ class Validate(pl.Callback):
 def clone(dataset: str, seed: int) -> float:
     """Return the squared error of the actions in held-out episodes after cloning the others."""
     pl.seed_everything(seed, verbose=False)
-    model = BehavioralCloning(env="Ball-v0", dataset=dataset, loss="mse", max_updates=UPDATES, split_seed=seed, normalize_obs="running")
+    model = BehavioralCloning(env=Ball, dataset=dataset, loss="mse", max_updates=UPDATES, split_seed=seed, normalize_obs="running")
     validation = Validate()
     Trainer(evaluation=None, checkpoint=None, logger=False, enable_progress_bar=False, callbacks=[validation]).fit(model)
     return validation.loss

@@ -111,7 +111,7 @@ class NewParts:
     def begin(self) -> None:
         """Begin to look for parts that are not there yet."""
         self.assigned = False
-        self.parts = list(self.module.modules())[1:]
+        self.parts = list(self.module.modules())[1:]  # Lightning replaces the algorithm's own `forward` itself
         self.known = {id(self.module), *map(id, self.parts)}
         self.forwards = forwards_of(self.parts)
 

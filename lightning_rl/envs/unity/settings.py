@@ -95,17 +95,15 @@ def find_executable(env_id: str, platform: str = sys.platform) -> Path | None:
     if not path.parent.is_dir():
         raise SettingError(f"env.id {env_id}: there is no folder {given.parent}")
     folder, what = (given, "this is a folder; name its executable") if path.is_dir() else (given.parent, "there is no executable")
-    files = (path if path.is_dir() else path.parent).glob("*")
-    names = {
-        file.name.removesuffix(file.suffix if file.suffix in suffixes else "") for file in files if file.is_file() or file.suffix == ".app"
-    }
+    files = [file for file in (path if path.is_dir() else path.parent).glob("*") if file.is_file() or platform != "linux"]
+    names = {file.name.removesuffix(file.suffix if file.suffix in suffixes else "") for file in files}  # elsewhere a build may be a folder
     raise SettingError(f"env.id {env_id}: {what}{nearest(str(given), {str(folder / name) for name in names})}")
 
 
 def check_no_build(setting: str, env_id: str) -> None:
     """Raise `SettingError` if an environment's id is the path of a build of a scene, whose prefix was forgotten."""
     is_build = env_id.endswith(BUILDS)
-    if not is_build and ":" not in env_id:
+    if not is_build and "/" in env_id and ":" not in env_id:
         with suppress(SettingError):
             is_build = find_executable(env_id) is not None
     if is_build:

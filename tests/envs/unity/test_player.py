@@ -186,6 +186,8 @@ def test_an_executable_that_does_not_exist(tmp_path, monkeypatch):
         find_executable("unity:builds/Socer")
     with pytest.raises(SettingError, match=r"^env.id unity:builds: this is a folder; name its executable; did you mean builds/Soccer\?$"):
         find_executable("unity:builds")
+    with pytest.raises(SettingError, match=r"^env.id unity:build: there is no executable; did you mean builds\?$"):
+        find_executable("unity:build", "win32")  # where a build is a folder
 
 
 @pytest.mark.parametrize(
