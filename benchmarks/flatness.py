@@ -4,7 +4,7 @@
 
 PPO learns tic-tac-toe against its past selves, with a snapshot after every 128 steps; with `--agents` two PPO learn simple_tag in turns.
 Prints, for each window, the milliseconds of an environment step and the memory of the process in the second and in the last tenth of the
-snapshots. Each window is a process of its own.
+snapshots, and how much of that memory holds the weights of snapshots in the window. Each window is a process of its own.
 """
 
 from __future__ import annotations
@@ -28,19 +28,23 @@ STEPS = 128
 
 
 class Watch(pl.Callback):
-    """Notes the seconds of each iteration, and the memory after it in MB."""
+    """Notes the seconds of each iteration, and after it the memory, and that of the snapshots, in MB."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.memory: list[float] = []
+        self.snapshots: list[float] = []
         self.last: float | None = None
 
-    def on_train_batch_end(self, *arguments: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *arguments: Any) -> None:
         now = time.perf_counter()
         if self.last is not None:
             self.seconds.append(now - self.last)
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             self.memory.append(pages * 4096 / 1e6)
+            stores = [learner.collector.opponent.snapshots for learner in pl_module.run.algorithms.values()]
+            weights = [weight for store in stores for snapshot in store.weights.values() for weight in snapshot.values()]
+            self.snapshots.append(sum(weight.nbytes for weight in weights) / 1e6)
         self.last = time.perf_counter()
 
 
@@ -73,11 +77,16 @@ def main() -> None:
     (window,) = options.windows
     watch = train(window, options.snapshots, options.agents)
     tenth = len(watch.seconds) // 10
-    first, last = (1e3 * statistics.median(part) / STEPS for part in (watch.seconds[tenth : 2 * tenth], watch.seconds[-tenth:]))
-    before, after = (statistics.median(part) for part in (watch.memory[tenth : 2 * tenth], watch.memory[-tenth:]))
+    seconds, memory, weights = (
+        [statistics.median(part) for part in (values[tenth : 2 * tenth], values[-tenth:])]
+        for values in (watch.seconds, watch.memory, watch.snapshots)
+    )
+    first, last = (1e3 * each / STEPS for each in seconds)
+    rest = [each - own for each, own in zip(memory, weights, strict=True)]
     print(
         f"window {window}, {len(watch.seconds)} iterations: {first:.3f} ms a step in the second tenth, {last:.3f} in the last, "
-        f"ratio {last / first:.2f}; memory {before:.0f} and {after:.0f} MB, ratio {after / before:.2f}"
+        f"ratio {last / first:.2f}; memory {memory[0]:.0f} and {memory[1]:.0f} MB, of which snapshots {weights[0]:.0f} and "
+        f"{weights[1]:.0f}, ratio of the rest {rest[1] / rest[0]:.2f}"
     )
 
 

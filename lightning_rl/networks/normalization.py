@@ -132,7 +132,8 @@ def depends_on_mode(part: nn.Module) -> bool:
     """Return whether a module that is not this package's may compute another result in evaluation mode, as dropout and BatchNorm do."""
     if type(part).__module__.startswith("torch."):
         has_statistics, drops = getattr(part, "track_running_stats", False), bool(getattr(part, "dropout", 0))  # as LSTM's
-        return has_statistics or drops or isinstance(part, TWO_MODES)
+        iterates = type(part).__module__.startswith("torch.nn.utils.") or vars(part)["_forward_pre_hooks"]  # as spectral norms, new and old
+        return bool(has_statistics or drops or iterates or isinstance(part, TWO_MODES))
     return not any(cls.__module__.startswith("lightning_rl.") for cls in type(part).__mro__)
 
 

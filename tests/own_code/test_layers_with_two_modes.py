@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import lightning_rl as lrl
 from tests.fitting import fit, tiny
@@ -83,6 +85,26 @@ def is_as_in_evaluation(model, rollout):
         log_prob, value = model.network.log_prob(rollout.obs, rollout.action), model.network.value(rollout.obs)
     model.network.train()
     return torch.allclose(log_prob, rollout.log_prob, atol=1e-5) and torch.allclose(value, rollout.value[: len(value)], atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, parametrizations.spectral_norm], ids=["old", "new"])
+def test_spectral_normalization_makes_power_iterations_in_updates_and_none_in_rollouts(norm):
+    model, seen = tiny(lrl.PPO, net_arch=[8]), []
+    layer = norm(model.network.actor[0])
+    (direction,) = (buffer for name, buffer in layer.named_buffers() if name.endswith("_u"))
+
+    class Look(pl.Callback):
+        def on_train_batch_start(self, *arguments):
+            seen.append(direction.clone())
+
+        def on_train_batch_end(self, *arguments):
+            seen.append(direction.clone())
+
+    fit(model, callbacks=[Look()])
+    assert len(seen) >= 4
+    for k in range(0, len(seen), 2):
+        assert not torch.equal(seen[k], seen[k + 1])
+        assert k == 0 or torch.equal(seen[k - 1], seen[k])
 
 
 @pytest.mark.parametrize("name", ["PPO", "SAC", "DQN"])
