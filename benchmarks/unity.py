@@ -34,6 +34,8 @@ WARM_UP = 100
 BEHAVIOR = "Ball?team=0"
 EXCHANGES = {"16 agents": (16, 0, 2_000), "128 agents": (128, 0, 1_000), "16 agents, images of 84 x 84": (16, 84, 500)}
 """Agents, size of the image or 0, and measured exchanges of each case."""
+PLAYER_AGENTS = 8
+"""Agents of each player whose ticks take 8 ms."""
 TRAINED_STEPS = 100_000
 TRAINER_FILE = """
 behaviors:
@@ -229,6 +231,22 @@ def exchange_theirs(executable: str, agents: int, steps: int) -> float:
         return time_steps(step, steps)
 
 
+def step_ours(executable: str, players: int, steps: int) -> float:
+    """Return steps of agents a second of this package's stepper."""
+    from lightning_rl.envs.config import EnvConfig
+    from lightning_rl.envs.make import probe_spaces
+    from lightning_rl.envs.stepping import make_agent_stepper
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = EnvConfig(f"unity:{executable}", num_envs=players, kwargs={"log_folder": folder})
+        stepper = make_agent_stepper(config, probe_spaces(config), 0)
+        stepper.reset(1)
+        actions = np.zeros((players * PLAYER_AGENTS, 2), np.float32)
+        speed = players * PLAYER_AGENTS * time_steps(lambda: stepper.step(actions), steps)
+        stepper.close()
+    return speed
+
+
 def time_steps(step: Any, steps: int) -> float:
     """Return how many steps are made in a second, after a warm-up."""
     for _ in range(WARM_UP):
@@ -341,16 +359,21 @@ def train(options: argparse.Namespace) -> None:
 
 
 def players(options: argparse.Namespace) -> None:
-    """Compare one player and four, whose ticks take 8 ms."""
-    speeds: dict[int, list[float]] = {1: [], 4: []}
-    with built("--scene", "reach", "--count", 8, "--sleep", 0.008) as executable:
-        for _ in range(options.repeats):
-            for number, found in speeds.items():
-                own = [*CASES["reach"].options, "--seed_everything", "1"]
-                _, rows = fit_ours(executable, *own, players=number, steps=10_000 * number)
-                found.append(statistics.median(float(row["time/fps"]) for row in rows[len(rows) // 2 :]))
-    one, four = (statistics.median(found) for found in speeds.values())
-    print(f"steps/s: one player {one:.0f}, four {four:.0f}, ratio {four / one:.2f}")
+    """Compare one player and four, whose ticks take 8 ms: steps of the scene alone, and those of training."""
+
+    def step(number: int) -> float:
+        return float(run_side(sys.executable, "side", "step", "ours", executable, number, 500))
+
+    def train(number: int) -> float:
+        own = [*CASES["reach"].options, "--seed_everything", "1"]
+        _, rows = fit_ours(executable, *own, players=number, steps=10_000 * number)
+        return statistics.median(float(row["time/fps"]) for row in rows[len(rows) // 2 :])
+
+    with built("--scene", "reach", "--count", PLAYER_AGENTS, "--sleep", 0.008) as executable:
+        for name, measure in (("the scene alone", step), ("PPO", train)):
+            speeds = [[measure(number) for number in (1, 4)] for _ in range(options.repeats)]
+            one, four = map(statistics.median, zip(*speeds, strict=True))
+            print(f"{name}: one player {one:.0f} steps/s, four {four:.0f}, ratio {four / one:.2f}", flush=True)
 
 
 def side(options: argparse.Namespace) -> None:
@@ -361,7 +384,8 @@ def side(options: argparse.Namespace) -> None:
         (decode_ours if whose == "ours" else decode_theirs)(executable, store)
         np.savez_compressed(others[0], **store)
     else:
-        print((exchange_ours if whose == "ours" else exchange_theirs)(executable, *map(int, others)))
+        measure = step_ours if what == "step" else exchange_ours if whose == "ours" else exchange_theirs
+        print(measure(executable, *map(int, others)))
 
 
 def main() -> None:
