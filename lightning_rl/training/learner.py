@@ -291,16 +291,16 @@ class Learner:
 
     def recorded_metrics(self) -> dict[str, float]:
         """Return the means of what was recorded in the iteration so far."""
-        means = {
+        means: dict[str, float | Tensor] = {
             name if "/" in name else f"train/{name}": (
-                torch.tensor(values) if isinstance(values[0], float) else torch.stack(list(map(torch.as_tensor, values)))
-            ).mean()
+                sum(values) / len(values) if isinstance(values[0], float) else torch.stack(list(map(torch.as_tensor, values))).mean()
+            )
             for name, values in self.algorithm.recorded.items()
             if values
         }
-        on_gpu = [name for name, mean in means.items() if not mean.is_cpu]
-        read = torch.stack([means[name] for name in on_gpu]).tolist() if on_gpu else []  # together: each read waits for the GPU
-        return {name: float(mean) for name, mean in means.items() if mean.is_cpu} | dict(zip(on_gpu, read, strict=True))
+        on_gpu = {name: mean for name, mean in means.items() if isinstance(mean, Tensor)}
+        read = torch.stack(list(on_gpu.values())).tolist() if on_gpu else []  # together: each read waits for the GPU
+        return {**means, **dict(zip(on_gpu, read, strict=True))}
 
     def clear_metrics(self) -> None:
         """Forget the metrics of the iteration, whose row is written."""
