@@ -138,15 +138,14 @@ def _is_empty(file: Path) -> bool:
 
 @contextmanager
 def keeping_config(run: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """Restore `config.yaml` if a resumed run rejects changed settings before it starts."""
+    """Restore `config.yaml` if a resumed run makes no step: it rejects changed settings, or has fewer steps than are made."""
     file = run / "config.yaml"
     before = file.read_bytes() if file.is_file() else None
     try:
         yield
-    except SettingError:
+    finally:
         if before is not None and is_first_rank() and not has_begun():
             write_bytes(file, before)
-        raise
 
 
 @contextmanager

@@ -422,3 +422,12 @@ def test_a_run_is_continued_in_its_own_folder_by_force_whatever_way_its_checkpoi
 def test_a_name_that_looks_like_a_number_stays_a_name(folder, capfd):
     assert run(f"fit {TINY} --model.env.id CartPole-v1 --trainer.run_name 12e3", capfd)[::2] == (0, "")
     assert (folder / "runs" / "PPO" / "CartPole-v1" / "12e3").is_dir()
+
+
+def test_the_config_of_a_run_is_that_of_its_steps_though_it_is_continued_with_fewer_than_are_made(tmp_path):
+    _, run_folder = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=32), run_name="mine")
+    before = (run_folder / "config.yaml").read_text()
+    fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=16), run_name="mine", ckpt_path="last")
+    assert (run_folder / "config.yaml").read_text() == before
+    fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=48), run_name="mine", ckpt_path="last")
+    assert "max_env_steps: 48" in (run_folder / "config.yaml").read_text()
