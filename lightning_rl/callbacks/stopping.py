@@ -272,6 +272,18 @@ def end_program(received: signal.Signals) -> NoReturn:
     raise SystemExit(143)
 
 
+@contextmanager
+def as_interrupt() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` where Lightning, after a second Ctrl-C, ends the program with status 1 and ignores further ones."""
+    try:
+        yield
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise ended.__context__ from None
+
+
 def drop_lost_output() -> None:
     """Discard further output to a closed terminal, so that it does not end the run before it is saved."""
     for stream in (1, 2):
