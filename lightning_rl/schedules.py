@@ -15,7 +15,7 @@ KEYS = {"constant": {"value"}, "linear": {"start", "end"}, "piecewise": {"points
 
 def constant(value: float) -> Schedule:
     """Return a constant schedule."""
-    return partial(_interpolate, (0.0,), (value,))
+    return partial(_always, value)
 
 
 def linear(start: float, end: float = 0.0) -> Schedule:
@@ -27,6 +27,10 @@ def piecewise(points: list[list[float]]) -> Schedule:
     """Return a piecewise linear schedule through `[progress, value]` points, constant before the first and after the last."""
     at, values = zip(*points, strict=True)
     return partial(_interpolate, at, values)
+
+
+def _always(value: float, progress: float) -> float:
+    return value
 
 
 def _interpolate(at: Sequence[float], values: Sequence[float], progress: float) -> float:

@@ -219,7 +219,7 @@ class Learner:
         algorithm = self.algorithm
         assert algorithm.dataset is not None
         algorithm.began_at, algorithm.progress = began_at, progress
-        if not are_float32(algorithm.own_optimizers) or next(algorithm.network.parameters()).dtype != torch.float32:
+        if not are_float32(algorithm.own_optimizers):
             check_float32(*self.networks())
         if algorithm.hparams != self.settings:
             check_hyperparameters(algorithm)
