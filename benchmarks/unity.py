@@ -35,7 +35,7 @@ BEHAVIOR = "Ball?team=0"
 EXCHANGES = {"16 agents": (16, 0, 2_000), "128 agents": (128, 0, 1_000), "16 agents, images of 84 x 84": (16, 84, 500)}
 """Agents, size of the image or 0, and measured exchanges of each case."""
 PLAYER_AGENTS = 8
-"""Agents of each player whose ticks take 8 ms."""
+"""Agents of each player in `players`."""
 TRAINED_STEPS = 100_000
 TRAINER_FILE = """
 behaviors:
@@ -364,13 +364,13 @@ def players(options: argparse.Namespace) -> None:
     def step(number: int) -> float:
         return float(run_side(sys.executable, "side", "step", "ours", executable, number, 500))
 
-    def train(number: int) -> float:
+    def learn(number: int) -> float:
         own = [*CASES["reach"].options, "--seed_everything", "1"]
         _, rows = fit_ours(executable, *own, players=number, steps=10_000 * number)
         return statistics.median(float(row["time/fps"]) for row in rows[len(rows) // 2 :])
 
     with built("--scene", "reach", "--count", PLAYER_AGENTS, "--sleep", 0.008) as executable:
-        for name, measure in (("the scene alone", step), ("PPO", train)):
+        for name, measure in (("the scene alone", step), ("PPO", learn)):
             speeds = [[measure(number) for number in (1, 4)] for _ in range(options.repeats)]
             one, four = map(statistics.median, zip(*speeds, strict=True))
             print(f"{name}: one player {one:.0f} steps/s, four {four:.0f}, ratio {four / one:.2f}", flush=True)

@@ -15,7 +15,7 @@ KEYS = {"constant": {"value"}, "linear": {"start", "end"}, "piecewise": {"points
 
 def constant(value: float) -> Schedule:
     """Return a constant schedule."""
-    return partial(_always, value)
+    return partial(_always, float(value))
 
 
 def linear(start: float, end: float = 0.0) -> Schedule:

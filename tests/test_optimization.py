@@ -329,6 +329,7 @@ TORCHS = {
     [
         *((ScheduledAdam, {"decoupled_weight_decay": True, "weight_decay": 0.1}), (ScheduledAdam, {"amsgrad": True})),
         *((ScheduledRMSprop, {"momentum": 0.9}), (ScheduledRMSprop, {"centered": True}), (ScheduledRMSprop, {"alpha": 0.5})),
+        (ScheduledRMSprop, {"alpha": 1.0}),
         *((one, group) for one in TORCHS for group in ({}, {"weight_decay": 0.1}, {"maximize": True}, {"lr": 0.1, "eps": 1e-3})),
     ],
 )
@@ -341,6 +342,29 @@ def test_a_scheduled_optimizer_moves_weights_as_torchs_whatever_its_group_says(s
     rounding = {"rtol": 0, "atol": 0} if scheduled is ScheduledAdam else {"rtol": 1e-6, "atol": 1e-6}
     torch.testing.assert_close(ours, theirs, **rounding)
     torch.testing.assert_close(optimizer.state_dict()["state"], torchs.state_dict()["state"], **rounding)
+
+
+@pytest.mark.parametrize("scheduled", TORCHS)
+@pytest.mark.parametrize("changed", [torch.Tensor.contiguous, lambda grad: grad[:1, :1, :1, :1].expand_as(grad)], ids=["order", "expanded"])
+def test_a_gradient_that_lies_otherwise_in_memory_than_its_parameter_is_read_in_its_order(scheduled, changed):
+    def make():
+        torch.manual_seed(0)
+        return nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+    nets = make(), make()
+    optimizers = (
+        scheduled(nets[0]),
+        torch.optim.Adam(nets[1].parameters()) if scheduled is ScheduledAdam else torch.optim.RMSprop(nets[1].parameters()),
+    )
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] = 0.01
+    for _ in range(3):
+        torch.manual_seed(1)
+        gradients = torch.randn(4, 3, 3, 3), torch.randn(4)
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            net.weight.grad, net.bias.grad = changed(gradients[0]), gradients[1].clone()
+            optimizer.step()
+    torch.testing.assert_close(nets[0].weight, nets[1].weight)
 
 
 @pytest.mark.parametrize("scheduled", TORCHS)

@@ -19,6 +19,7 @@ def test_linear_goes_to_0_by_default_and_is_flat_before_its_start():
 
 def test_constant_does_not_change():
     assert [constant(0.3)(x) for x in (0, 0.5, 1)] == [0.3] * 3
+    assert isinstance(make_schedule("x", {"schedule": "constant", "value": 1})(0.5), float)
 
 
 def test_piecewise_interpolates_between_points_and_is_flat_outside():

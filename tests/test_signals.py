@@ -105,6 +105,24 @@ def test_a_second_signal_is_not_waited_for_and_the_checkpoint_before_stays(folde
     assert load_policy(run / "checkpoints" / "last.ckpt").act(np.zeros(4, np.float32))[0] in (0, 1)
 
 
+def test_a_second_ctrl_c_is_a_keyboard_interrupt_that_leaves_the_programs_own_handler(folder):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    class Twice(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(accelerator="cpu", evaluation=None, callbacks=[Twice()]).fit(tiny(PPO, compile=False))
+        assert signal.getsignal(signal.SIGINT) is interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("least", [{"min_epochs": 1}, {"min_steps": 1000}])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_that_has_not_its_least_number_of_iterations_yet(folder, number, least):

@@ -222,6 +222,7 @@ class StopOnSignal(pl.Callback):
             yield
         finally:
             self._stop_listening()
+            self._before = {}
             STOPPING.clear()
 
     def __getstate__(self) -> dict[str, object]:
@@ -250,7 +251,6 @@ class StopOnSignal(pl.Callback):
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._before.items():
                 signal.signal(number, handler)
-        self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number in self._seen and number != signal.SIGHUP:
@@ -273,14 +273,13 @@ def end_program(received: signal.Signals) -> NoReturn:
 
 
 @contextmanager
-def as_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` where Lightning, after a second Ctrl-C, ends the program with status 1 and ignores further ones."""
+def raising_interrupts() -> Iterator[None]:
+    """Raise a `KeyboardInterrupt` that Lightning caught, as that of a second Ctrl-C, in place of its exit with status 1."""
     try:
         yield
     except SystemExit as ended:
         if not isinstance(ended.__context__, KeyboardInterrupt):
             raise
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         raise ended.__context__ from None
 
 

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import check_choice
@@ -132,8 +133,9 @@ def depends_on_mode(part: nn.Module) -> bool:
     """Return whether a module that is not this package's may compute another result in evaluation mode, as dropout and BatchNorm do."""
     if type(part).__module__.startswith("torch."):
         has_statistics, drops = getattr(part, "track_running_stats", False), bool(getattr(part, "dropout", 0))  # as LSTM's
-        iterates = type(part).__module__.startswith("torch.nn.utils.") or vars(part)["_forward_pre_hooks"]  # as spectral norms, new and old
-        return bool(has_statistics or drops or iterates or isinstance(part, TWO_MODES))
+        has_old_norm = any(isinstance(hook, SpectralNorm) for hook in vars(part)["_forward_pre_hooks"].values())
+        is_spectral = has_old_norm or type(part).__name__ == "_SpectralNorm"  # these make power iterations in training mode
+        return has_statistics or drops or is_spectral or isinstance(part, TWO_MODES)
     return not any(cls.__module__.startswith("lightning_rl.") for cls in type(part).__mro__)
 
 

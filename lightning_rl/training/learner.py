@@ -206,6 +206,7 @@ class Learner:
             if isinstance(callback, TargetNetworkUpdate):
                 callback.on_train_start(algorithm.trainer, algorithm)  # type: ignore[arg-type]
         compile_again(self.compiled)
+        check_float32(*self.networks())
         self.by_mode = list(filter(depends_on_mode, algorithm.network.modules()))
         self.guard.begin(algorithm, self.all_optimizers())
         self._name_unlearned()
@@ -298,9 +299,9 @@ class Learner:
             for name, values in self.algorithm.recorded.items()
             if values
         }
-        on_gpu = {name: mean for name, mean in means.items() if isinstance(mean, Tensor)}
+        on_gpu = {name: mean for name, mean in means.items() if isinstance(mean, Tensor) and not mean.is_cpu}
         read = torch.stack(list(on_gpu.values())).tolist() if on_gpu else []  # together: each read waits for the GPU
-        return {**means, **dict(zip(on_gpu, read, strict=True))}
+        return {name: float(mean) for name, mean in means.items() if name not in on_gpu} | dict(zip(on_gpu, read, strict=True))
 
     def clear_metrics(self) -> None:
         """Forget the metrics of the iteration, whose row is written."""

@@ -137,14 +137,17 @@ def _is_empty(file: Path) -> bool:
 
 
 @contextmanager
-def keeping_config(run: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """Restore `config.yaml` if a resumed run makes no step: it rejects changed settings, or has fewer steps than are made."""
+def keeping_config(run: Path, has_begun: Callable[[], bool], is_complete: bool) -> Iterator[None]:
+    """Restore `config.yaml` if a resumed run rejects changed settings before it starts, or `is_complete` already."""
     file = run / "config.yaml"
     before = file.read_bytes() if file.is_file() else None
     try:
         yield
+    except SettingError:
+        is_complete |= not has_begun()
+        raise
     finally:
-        if before is not None and is_first_rank() and not has_begun():
+        if before is not None and is_first_rank() and is_complete:
             write_bytes(file, before)
 
 

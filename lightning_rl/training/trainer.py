@@ -22,7 +22,7 @@ from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, Save
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar, in_notebook
 from lightning_rl.callbacks.protocols import callbacks_of
-from lightning_rl.callbacks.stopping import StopOnSignal, as_interrupt, end_program, why_stopped
+from lightning_rl.callbacks.stopping import StopOnSignal, end_program, raising_interrupts, why_stopped
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
 from lightning_rl.config_files import Plain
@@ -257,10 +257,14 @@ class Trainer(EvaluatingTrainer):
                 stack.enter_context(context)
             stack.enter_context(self.stop.listening(partial(forward_signal, self)))
             if continues_here and self._writes:
-                stack.enter_context(keeping_config(run_folder, lambda: model.count > count))
+                stack.enter_context(keeping_config(run_folder, lambda: model.count > count, count >= model.length))
             try:
                 self._prepare_folder(run_folder, model, count if continues_here else -1)
-                with report_lost_ranks(lambda: f"{model.count:,} {model.counted}" if model.count else ""), hidden_notices(), as_interrupt():
+                with (
+                    report_lost_ranks(lambda: f"{model.count:,} {model.counted}" if model.count else ""),
+                    hidden_notices(),
+                    raising_interrupts(),
+                ):
                     super().fit(model, ckpt_path=checkpoint, weights_only=weights_only)
                 if (results := take_results(self)) is not None:
                     model.run.set_results(results)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
+import torch
 
 import lightning_rl as lrl
 from lightning_rl.callbacks.evaluation import EvaluationConfig
@@ -139,3 +140,11 @@ def test_the_row_of_an_iteration_whose_hook_fails_is_written(tmp_path):
     last = [row for row in rows_of(folder) if "time/iterations" in row][-1]
     assert (last["env_steps"], float(last["train/last_words"])) == ("192", 5.0)
     assert (folder / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_means_of_recorded_numbers_and_tensors_are_numbers():
+    model = lrl.PPO("CartPole-v1")
+    model.recorded.update({"loss": [0.25, 0.5], "rollout/error": [torch.tensor(1.0), torch.tensor(2.0)]})
+    means = model.learner.recorded_metrics()
+    assert means == {"train/loss": 0.375, "rollout/error": 1.5}
+    assert all(isinstance(mean, float) for mean in means.values())

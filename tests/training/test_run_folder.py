@@ -424,7 +424,7 @@ def test_a_name_that_looks_like_a_number_stays_a_name(folder, capfd):
     assert (folder / "runs" / "PPO" / "CartPole-v1" / "12e3").is_dir()
 
 
-def test_the_config_of_a_run_is_that_of_its_steps_though_it_is_continued_with_fewer_than_are_made(tmp_path):
+def test_a_run_that_is_continued_with_a_limit_it_has_reached_keeps_its_config(tmp_path):
     _, run_folder = fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=32), run_name="mine")
     before = (run_folder / "config.yaml").read_text()
     fit(tmp_path, tiny(PPO, "CartPole-v1", max_env_steps=16), run_name="mine", ckpt_path="last")
