@@ -206,7 +206,6 @@ class Learner:
             if isinstance(callback, TargetNetworkUpdate):
                 callback.on_train_start(algorithm.trainer, algorithm)  # type: ignore[arg-type]
         compile_again(self.compiled)
-        check_float32(*self.networks())
         self.by_mode = list(filter(depends_on_mode, algorithm.network.modules()))
         self.guard.begin(algorithm, self.all_optimizers())
         self._name_unlearned()
@@ -220,7 +219,7 @@ class Learner:
         algorithm = self.algorithm
         assert algorithm.dataset is not None
         algorithm.began_at, algorithm.progress = began_at, progress
-        if not are_float32(algorithm.own_optimizers):
+        if not are_float32(algorithm.own_optimizers) or next(algorithm.network.parameters()).dtype != torch.float32:
             check_float32(*self.networks())
         if algorithm.hparams != self.settings:
             check_hyperparameters(algorithm)
