@@ -102,8 +102,8 @@ class ScheduledRAdam(ScheduledOptimizer, torch.optim.RAdam):
 class ScheduledRMSprop(DirectOptimizer, torch.optim.RMSprop):
     """`torch.optim.RMSprop` (Tieleman and Hinton 2012) of the parameters of a module.
 
-    With α < 1 it is Adam with β₁ = 0 and without bias correction, so on a CPU torch's fused kernel for Adam makes its steps: in a seventh
-    of the time, and equal up to rounding. Steps that a hook or a profiler follows are torch's own.
+    With α < 1 it is Adam with β₁ = 0 and without bias correction, so on a CPU torch's fused kernel for Adam makes its steps: in a third of
+    the time, and equal up to rounding. Steps that a hook or a profiler follows are torch's own.
     """
 
     implementation = "foreach"
