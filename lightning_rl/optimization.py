@@ -37,10 +37,6 @@ ONE = torch.ones((), device="cpu")
 """Added in place of a number, of which torch would make a tensor for each parameter: a third of the time for the same bits."""
 
 
-INFINITY = torch.full((), math.inf, device="cpu")
-"""The number of steps after which Adam's estimates have no bias left."""
-
-
 class DirectOptimizer(ScheduledOptimizer):
     """A scheduled optimizer whose steps on a CPU call torch's kernels without its bookkeeping, which takes longer than small kernels."""
 
@@ -59,7 +55,7 @@ class DirectOptimizer(ScheduledOptimizer):
         states = [self.state[parameter] for parameter in parameters]
         hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
         watched = any(hooks) or profiler._is_profiler_enabled or hasattr(self, "grad_scale")
-        unusual = others or closure or any(group[name] for name in self.unusual) or group.get("alpha", 0.0) >= 1.0
+        unusual = others or closure or any(group[name] for name in self.unusual)
         is_plain = group[self.implementation] and isinstance(group["lr"], float) and not unusual
         if watched or not (is_plain and all(states) and parameters and parameters[0].is_cpu):
             step = super().step.__func__  # type: ignore[attr-defined]  # torch wraps it, to call hooks, when its class is first built
@@ -100,11 +96,7 @@ class ScheduledRAdam(ScheduledOptimizer, torch.optim.RAdam):
 
 
 class ScheduledRMSprop(DirectOptimizer, torch.optim.RMSprop):
-    """`torch.optim.RMSprop` (Tieleman and Hinton 2012) of the parameters of a module.
-
-    With α < 1 it is Adam with β₁ = 0 and without bias correction, so on a CPU torch's fused kernel for Adam makes its steps: in a third of
-    the time, and equal up to rounding. Steps that a hook or a profiler follows are torch's own.
-    """
+    """`torch.optim.RMSprop` (Tieleman and Hinton 2012) of the parameters of a module."""
 
     implementation = "foreach"
     unusual = ("weight_decay", "momentum", "centered", "capturable", "differentiable", "maximize")
@@ -113,9 +105,12 @@ class ScheduledRMSprop(DirectOptimizer, torch.optim.RMSprop):
         super().__init__(parameters_to_hold(module), alpha=alpha, eps=eps, foreach=True)
 
     def move(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any], states: list[dict[str, Tensor]]) -> None:
-        squares, steps = [state["square_avg"] for state in states], [INFINITY] * len(states)
-        rest: Any = {"weight_decay": 0.0, "eps": group["eps"], "amsgrad": False, "maximize": False}
-        torch._fused_adam_(parameters, gradients, gradients, squares, [], steps, lr=group["lr"], beta1=0.0, beta2=group["alpha"], **rest)
+        squares, alpha = [state["square_avg"] for state in states], group["alpha"]
+        torch._foreach_mul_(squares, squares[0].new_tensor(alpha))  # torch would make a tensor of a number for each of them
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - alpha)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, [ONE] * len(roots), alpha=group["eps"])
+        torch._foreach_addcdiv_(parameters, gradients, roots, value=-group["lr"])
 
 
 class ScheduledSGD(ScheduledOptimizer, torch.optim.SGD):

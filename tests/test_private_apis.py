@@ -36,6 +36,7 @@ USED = {
     "optimization.py": {
         **dict.fromkeys(("_foreach_add_", "_fused_adam_"), "torch.optim.adam"),
         **dict.fromkeys(("_foreach_mul_", "_foreach_norm"), "torch.nn.utils.clip_grad"),
+        **dict.fromkeys(("_foreach_sqrt", "_foreach_addcmul_", "_foreach_addcdiv_"), "torch.optim.rmsprop"),
         **dict.fromkeys(("_backward_hooks", "_post_accumulate_grad_hooks"), "torch._tensor"),
         **dict.fromkeys(("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"), "torch.optim.optimizer"),
         **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), "torch.optim.optimizer"),
