@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 
 import lightning_rl as lrl
-from lightning_rl.config_files import read_config
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.masks import legal_action
 from lightning_rl.envs.snapshot.state import WAYS, is_exact, run_apart
+from lightning_rl.settings.yaml_files import read_config
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 MEASURED_STEPS = 2_000

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import yaml
 
-from lightning_rl.config_files import Loader
 from lightning_rl.errors import SettingError
 from lightning_rl.importers.zoo import import_zoo
+from lightning_rl.settings.yaml_files import Loader
 
 COLUMNS = ("file", "entry", "result", "why")
 ON_POLICY = {"n_steps": 64, "batch_size": 64, "n_epochs": 1}

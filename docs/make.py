@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning_rl
-from lightning_rl.config_files import read_config
-from lightning_rl.fields import default_of, settings_of
+from lightning_rl.settings.fields import default_of, settings_of
+from lightning_rl.settings.yaml_files import read_config
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent

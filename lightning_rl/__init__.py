@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_rl import startup
+from lightning_rl.processes import startup
 
 if startup.is_program():  # before the slow imports
     startup.leave_when_interrupted()
@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lightning_rl import envs as envs  # registers our environments
-from lightning_rl.setting_names import ALGORITHMS as ALGORITHMS
-from lightning_rl.setting_names import MODELS as MODELS
+from lightning_rl.settings.names import ALGORITHMS as ALGORITHMS
+from lightning_rl.settings.names import MODELS as MODELS
 
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from lightning_rl.actors.config import ActorsConfig as ActorsConfig
@@ -71,7 +71,6 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from lightning_rl.errors import SettingError as SettingError
     from lightning_rl.exporting.export import export_policy as export_policy
     from lightning_rl.exporting.push import push as push
-    from lightning_rl.fields import Range as Range
     from lightning_rl.networks.memory import GRU as GRU
     from lightning_rl.networks.memory import LSTM as LSTM
     from lightning_rl.policy import Policy as Policy
@@ -79,6 +78,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from lightning_rl.policy import load_policy as load_policy
     from lightning_rl.policy import make_env as make_env
     from lightning_rl.reports.report import compare as compare
+    from lightning_rl.settings.fields import Range as Range
     from lightning_rl.training.behaviors import Behavior as Behavior
     from lightning_rl.training.behaviors import FrozenPolicy as FrozenPolicy
     from lightning_rl.training.side_learners import CloningConfig as CloningConfig
@@ -91,7 +91,7 @@ EXPORTS = {
     "Algorithm": "lightning_rl.algorithms.algorithm",
     "Behavior": "lightning_rl.training.behaviors",
     "FrozenPolicy": "lightning_rl.training.behaviors",
-    "Range": "lightning_rl.fields",
+    "Range": "lightning_rl.settings.fields",
     "EnvConfig": "lightning_rl.envs.config",
     "ActorsConfig": "lightning_rl.actors.config",
     "Trainer": "lightning_rl.training.trainer",

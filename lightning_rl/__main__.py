@@ -3,7 +3,7 @@
 import sys
 
 from lightning_rl.cli.main import main
-from lightning_rl.startup import search_here_last
+from lightning_rl.processes.startup import search_here_last
 
 if __name__ == "__main__":
     search_here_last()

@@ -22,8 +22,8 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from lightning_rl.checkpoints.atomic import write_text
-from lightning_rl.config_files import Plain
 from lightning_rl.errors import causes_of
+from lightning_rl.settings.yaml_files import Plain
 
 Row = Mapping[str, object]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from lightning_rl.data.episodes import summarize
 from lightning_rl.data.opponents import Script, name_opponent
+from lightning_rl.data.ratings import Rating, Score, fit_ratings
 from lightning_rl.errors import SettingError, check_range
 from lightning_rl.policy import load_with_env, play_episodes
-from lightning_rl.ratings import Rating, Score, fit_ratings
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.training.run_folder import environment_name
 

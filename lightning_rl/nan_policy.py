@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from lightning_rl.checkpoints.atomic import stage
 from lightning_rl.checkpoints.validation import COUNT, FLAG, Rules
-from lightning_rl.distributed import of_all_ranks, own_rank
 from lightning_rl.errors import NotFiniteError
+from lightning_rl.processes.ranks import of_all_ranks, own_rank
 from lightning_rl.types import MAX_FLOAT32, EnvStep, State, Tree, is_finite, tree_map
 
 

@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_rl.checkpoints.validation import check_optimizer
-from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.mlp import EnsembleLinear
+from lightning_rl.processes.ranks import mean_over_ranks
 from lightning_rl.types import State
 
 

@@ -26,10 +26,10 @@ from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_
 from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy, check_float32, copy_network
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
-from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.loading import best_of, find_program, read_checkpoint
+from lightning_rl.training.threads import torch_threads
 from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_to_numpy, tree_to_torch
 
 

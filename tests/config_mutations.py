@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lightning_rl.config_files import Loader
-from lightning_rl.startup import config_folder
+from lightning_rl.processes.startup import config_folder
+from lightning_rl.settings.yaml_files import Loader
 
 RICH = """
 seed_everything: 3

@@ -304,7 +304,7 @@ STRATEGIES = [
             name,
             lambda _, name=name: {"strategy": name},
             SAME,
-            "tried on one process, and on two in `tests/test_distributed.py`",
+            "tried on one process, and on two in `tests/processes/test_ranks.py`",
         )
         for name in ("ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
     ),

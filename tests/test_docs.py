@@ -21,8 +21,8 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 import lightning_rl
 from lightning_rl import RecordEpisodes, SettingError
-from lightning_rl.config_files import Loader
 from lightning_rl.envs.unity.settings import UnitySettings
+from lightning_rl.settings.yaml_files import Loader
 from lightning_rl.spaces import Spaces
 from lightning_rl.tuning.search_space import read_space
 from tests.command_line import run, run_apart, run_python

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 
 from lightning_rl import PPO, EnvConfig, SettingError
 from lightning_rl.errors import closest_of, printable
-from lightning_rl.fields import as_settings
+from lightning_rl.settings.fields import as_settings
 from tests.command_line import TINY, run
 from tests.fitting import fit
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lightning_rl.config_files import parse
+from lightning_rl.settings.yaml_files import parse
 from tests.command_line import run
 
 GOOD = """

@@ -73,7 +73,7 @@ def test_no_part_of_lightning_is_left_out():
     assert named["flag"] == flags
     assert named["callback"] == set(pl.callbacks.__all__) - BASES
     assert named["logger"] == set(pl.loggers.__all__) - {"Logger"}
-    kinds = {"ddp_spawn", "ddp_fork", "ddp_notebook"}  # in tests/test_distributed.py, as they start processes
+    kinds = {"ddp_spawn", "ddp_fork", "ddp_notebook"}  # in tests/processes/test_ranks.py, as they start processes
     known = {
         name for name in StrategyRegistry.available_strategies() if not name.startswith((*kinds, "deepspeed_", "fsdp_", "xla_", "single_"))
     }

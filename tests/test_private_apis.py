@@ -19,7 +19,6 @@ USED = {
         "_check_on_train_epoch_end": "pytorch_lightning.callbacks.early_stopping",
         **dict.fromkeys(("_save_on_train_epoch_end", "_every_n_epochs", "_every_n_train_steps", "_train_time_interval"), SAVER),
     },
-    "compiling.py": {"_dynamo": "torch._dynamo"},
     "envs/classic_control.py": {
         **dict.fromkeys(("_elapsed_steps", "_max_episode_steps"), "gymnasium.wrappers.common"),
         "_sutton_barto_reward": "gymnasium.envs.classic_control.cartpole",
@@ -42,6 +41,7 @@ USED = {
         **dict.fromkeys(("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"), "torch.optim.optimizer"),
         "_is_profiler_enabled": "torch.autograd.profiler",
     },
+    "training/compiling.py": {"_dynamo": "torch._dynamo"},
     "training/run.py": {"_batches_that_stepped": "pytorch_lightning.loops.training_epoch_loop"},
     "tuning/ray_population.py": dict.fromkeys(("_trial_state", "_perturbation_interval"), "ray.tune.schedulers.pbt"),
     "tuning/study.py": {"_trial_id": "optuna.trial"},

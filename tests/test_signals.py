@@ -17,7 +17,7 @@ from pytorch_lightning import Callback
 from lightning_rl import PPO, Trainer, load_policy
 from lightning_rl.callbacks.stopping import StopOnSignal, ignore
 from lightning_rl.loggers import read_rows
-from lightning_rl.startup import is_program
+from lightning_rl.processes.startup import is_program
 from tests.apart import Apart
 from tests.command_line import run, run_apart, run_python
 from tests.fitting import tiny

@@ -16,8 +16,8 @@ from lightning_rl.actors.workers import Build, LocalWorkers, ThreadWorkers, Work
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import prepare_package
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import Range, read_fields
-from lightning_rl.processes import ANSWER_TIMEOUT, LONGEST_WAIT, MAX_RESTARTS
+from lightning_rl.processes.children import ANSWER_TIMEOUT, LONGEST_WAIT, MAX_RESTARTS
+from lightning_rl.settings.fields import Range, read_fields
 
 Backend = Literal["in_process", "threads", "processes", "ray"]
 

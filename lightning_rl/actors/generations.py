@@ -19,9 +19,9 @@ from lightning_rl.actors.workers import LocalWorkers, ThreadWorkers, Workers
 from lightning_rl.data.collector import Collector
 from lightning_rl.data.episodes import EpisodeStatistics
 from lightning_rl.data.rollout import RolloutDataset
-from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import MAX_IN_A_ROW, Guard
+from lightning_rl.processes.ranks import sum_over_ranks
 from lightning_rl.spaces import Spaces, allocate
 from lightning_rl.types import Rollout, State, Tree, tree_leaves, tree_map, tree_to_torch
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from lightning_rl.actors.workers import Answer, Call, RemoteWorker, RemoteWorkers, set_weights, weights_of
 from lightning_rl.errors import SettingError
-from lightning_rl.processes import Child, WorkerError, close_at_exit, close_children
-from lightning_rl.startup import RAN_THE_PROGRAM, UNGUARDED, leave_the_program
+from lightning_rl.processes.children import Child, WorkerError, close_at_exit, close_children
+from lightning_rl.processes.startup import RAN_THE_PROGRAM, UNGUARDED, leave_the_program
 
 
 def work(index: int, restarts: int, made_of: bytes, weights: SharedWeights, pipe: Connection) -> None:

@@ -17,8 +17,8 @@ from torch import nn
 
 from lightning_rl.actors.workers import Answer, Build, Call, RemoteWorker, RemoteWorkers, set_weights, weights_of
 from lightning_rl.errors import RunStoppedError, SettingError, missing_extra
-from lightning_rl.processes import ANSWER_TIMEOUT, MAX_RESTARTS, WorkerError
-from lightning_rl.startup import restoring_signal_handlers
+from lightning_rl.processes.children import ANSWER_TIMEOUT, MAX_RESTARTS, WorkerError
+from lightning_rl.processes.startup import restoring_signal_handlers
 from lightning_rl.types import tree_to_numpy, tree_to_torch
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import Batch, RolloutDataset, make_batch, normalize
-from lightning_rl.fields import Range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import ScheduledAdam, ScheduledRMSprop
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import ActorCriticFields, check_n_steps, end_burn_in, make_actor_critic
 from lightning_rl.types import Rollout
 

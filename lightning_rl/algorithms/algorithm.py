@@ -13,7 +13,6 @@ import torch
 from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.iteration import match_target
-from lightning_rl.config_files import Plain
 from lightning_rl.data.dataset import ReplayDataset, ReplaySettings
 from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.rollout import RolloutDataset
@@ -23,13 +22,14 @@ from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.unity.scene import find_groups, find_roles
 from lightning_rl.errors import SettingError, check_choice
-from lightning_rl.fields import OrPlain, Range, read_fields
 from lightning_rl.networks.acting import structure_of
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.rewards import SignalSettings, make_signals
 from lightning_rl.schedules import Schedule, ScheduleSetting
+from lightning_rl.settings.fields import OrPlain, Range, read_fields
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.spaces import Spaces, add_hidden, as_rows, describe_space, is_batch_of
 from lightning_rl.spaces import to_plain as space_to_plain
 from lightning_rl.training.arguments import check_arguments, complete_settings, plain, with_integers

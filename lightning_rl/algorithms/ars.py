@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from lightning_rl.algorithms.evolution import EvolutionStrategies
-from lightning_rl.fields import Range
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

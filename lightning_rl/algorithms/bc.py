@@ -12,11 +12,11 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.demonstrations import DemonstrationBatch, DemonstrationDataset, DemonstrationSettings
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import OrPlain, Range, as_integer
 from lightning_rl.losses.policy_gradient import mean, scaled
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import OrPlain, Range, as_integer
 from lightning_rl.spaces import short
 from lightning_rl.training.experience import demonstrations
 from lightning_rl.training.settings import NoRewardFields

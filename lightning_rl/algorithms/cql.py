@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lightning_rl.algorithms.sac import SAC
 from lightning_rl.distributions import check_box_actions
-from lightning_rl.fields import Range
 from lightning_rl.losses.offline import conservative_gap
 from lightning_rl.networks.memory import Memory
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import OfflineFields
 from lightning_rl.types import Transition, Tree, tree_map
 

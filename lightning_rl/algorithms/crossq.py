@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lightning_rl.algorithms.sac import SAC
 from lightning_rl.distributions import SoftSample
-from lightning_rl.fields import Range
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.layers import Layers, batch_statistics
 from lightning_rl.networks.memory import Memory
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 from lightning_rl.types import Transition, Tree, tree_map
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import Range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.memory import as_memory
 from lightning_rl.networks.q_network import QNetwork, make_return_head
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import ExplorationFields, ReplayFields
 from lightning_rl.types import Transition
 from lightning_rl.value_transforms import make_value_transform

@@ -13,10 +13,10 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.fields import OrPlain, Range, as_settings
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.optimization import ScheduledAdam, ScheduledSGD, trainable
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import OrPlain, Range, as_settings
 from lightning_rl.training.experience import generations
 from lightning_rl.training.settings import NoRewardFields
 

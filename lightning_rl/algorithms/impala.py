@@ -10,11 +10,11 @@ from lightning_rl.actors.config import ActorsConfig
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import RolloutDataset, in_sequences, in_time
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import OrPlain, Range, as_settings
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import ScheduledAdam, ScheduledRMSprop
 from lightning_rl.returns import explained_variance, vtrace
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import OrPlain, Range, as_settings
 from lightning_rl.training.settings import ActorCriticFields, check_n_steps, end_burn_in, make_actor_critic
 from lightning_rl.types import Rollout, flatten_time
 

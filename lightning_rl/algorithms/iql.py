@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
-from lightning_rl.fields import Range
 from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean, policy_gradient
 from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.optimization import ScheduledAdam
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import CriticFields, OfflineFields, ensemble_settings
 from lightning_rl.types import Transition, Tree
 

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.curriculum import Curriculum, make_curriculum
 from lightning_rl.callbacks.evaluation import begin_hook
-from lightning_rl.config_files import Plain
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.shared import JointDataset
 from lightning_rl.envs.agents.stepper import Opponent
@@ -22,7 +21,8 @@ from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSetting, EnvSource, as_config, count_envs
 from lightning_rl.envs.stepping import make_world
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.fields import as_integer
+from lightning_rl.settings.fields import as_integer
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.spaces import Spaces, to_plain
 from lightning_rl.training.arguments import plain
 from lightning_rl.training.behaviors import as_behavior, build_algorithm, describe_learner, find_sides, with_roles

@@ -16,14 +16,14 @@ from lightning_rl.data.groups import (
     group_returns,
     make_group_batch,
 )
-from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import Range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.networks.group_critic import GroupActorCritic
 from lightning_rl.optimization import ScheduledAdam
+from lightning_rl.processes.ranks import mean_over_ranks
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import ActorCriticFields, actor_critic_settings, check_groups, check_n_steps, end_burn_in
 
 

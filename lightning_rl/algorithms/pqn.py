@@ -11,12 +11,12 @@ from torch import Tensor
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import Batch, RolloutDataset, make_batch, minibatches
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import Range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.losses.q_learning import chosen
 from lightning_rl.networks.q_network import MaxQNetwork
 from lightning_rl.optimization import ScheduledRAdam
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import ExplorationFields, check_minibatches, check_n_steps
 from lightning_rl.types import Rollout
 

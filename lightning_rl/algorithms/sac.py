@@ -14,10 +14,10 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.distributions import SoftActions, SoftSample
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import Range
 from lightning_rl.losses import soft_actor_critic as losses
 from lightning_rl.networks.off_policy import Actor, Critic, Temperature, entropy_targets
 from lightning_rl.optimization import ScheduledAdam
+from lightning_rl.settings.fields import Range
 from lightning_rl.spaces import short
 from lightning_rl.training.settings import CriticFields, ReplayFields, StateDependentFields, actor_settings, ensemble_settings
 from lightning_rl.types import Transition, Tree

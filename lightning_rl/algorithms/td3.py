@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.iteration import TargetNetworkUpdate, make_target
 from lightning_rl.distributions import NoisyAction, check_box_actions
-from lightning_rl.fields import Range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.off_policy import Actor, Critic
 from lightning_rl.optimization import ScheduledAdam
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import CriticFields, ReplayFields, ensemble_settings
 from lightning_rl.types import Transition, Tree
 

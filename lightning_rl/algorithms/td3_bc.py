@@ -6,9 +6,9 @@ from typing import Annotated
 from torch import Tensor
 
 from lightning_rl.algorithms.td3 import TD3
-from lightning_rl.fields import Range
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import OfflineFields
 from lightning_rl.types import Transition, Tree
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from lightning_rl.algorithms.sac import SAC
-from lightning_rl.fields import Range
+from lightning_rl.settings.fields import Range
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

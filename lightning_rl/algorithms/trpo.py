@@ -12,12 +12,12 @@ from torch.nn.utils import parameters_to_vector
 
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.data.rollout import Batch, RolloutDataset, make_batch, minibatches, normalize
-from lightning_rl.distributed import mean_over_ranks
-from lightning_rl.fields import Range
 from lightning_rl.losses import policy_gradient as losses
 from lightning_rl.optimization import ScheduledAdam
+from lightning_rl.processes.ranks import mean_over_ranks
 from lightning_rl.returns import explained_variance
 from lightning_rl.schedules import ScheduleSetting
+from lightning_rl.settings.fields import Range
 from lightning_rl.training.settings import ActorCriticFields, check_minibatches, check_n_steps, make_actor_critic
 from lightning_rl.types import Rollout
 

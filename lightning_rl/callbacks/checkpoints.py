@@ -14,7 +14,7 @@ import torch
 from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 
-from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.callbacks import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import KNOWN_METRICS, is_least_best, may_be_absent, metric_of
 from lightning_rl.checkpoints.files import shown
@@ -22,7 +22,7 @@ from lightning_rl.checkpoints.validation import MEASURE, Rules, are_optimizer_st
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.replay.segments import SegmentStore, size_of
 from lightning_rl.errors import SettingError, UnsavedError
-from lightning_rl.fields import Range, read_fields
+from lightning_rl.settings.fields import Range, read_fields
 from lightning_rl.types import State
 
 MAX_DEFAULT_BUFFER_BYTES = 4e9

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import pytorch_lightning as pl
 
+from lightning_rl.callbacks import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator, Wrapper
-from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.checkpoints.validation import COUNT, NUMBER, Rules
 from lightning_rl.data.episodes import Finished
-from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import EnvConfig, EnvSource
 from lightning_rl.envs.lessons import CompletionCriteria, Parameter, as_parameters
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.processes.ranks import of_all_ranks
 from lightning_rl.types import State
 
 SMOOTHING = 0.25

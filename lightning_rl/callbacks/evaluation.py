@@ -16,21 +16,21 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from lightning_rl.callbacks import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.checkpoints import BestModel, interval_of
-from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import StopOnEvaluation, any_rank_must_stop, check_monitors, is_monitored, must_stop
 from lightning_rl.checkpoints.validation import MEASURE, Rules
 from lightning_rl.data.episodes import MAX_EPISODE_STEPS, Episode, EpisodePlayer, rates_of, returns_of_parts
 from lightning_rl.data.opponents import Script, explain_unsaved, find_exploitability, name_opponent
 from lightning_rl.data.players import Wrapper, check_can_be_built, check_shapes, make_player
-from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.config import Env, EnvConfig, as_config
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.envs.unity.settings import EDITOR
 from lightning_rl.errors import MAX_SEED, RunStoppedError, SettingError
-from lightning_rl.fields import Range, read_fields
 from lightning_rl.loggers import CsvTable, show_to_callbacks
+from lightning_rl.processes.ranks import of_all_ranks
+from lightning_rl.settings.fields import Range, read_fields
 from lightning_rl.spaces import as_spaces
 from lightning_rl.types import State
 

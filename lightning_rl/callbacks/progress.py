@@ -19,8 +19,8 @@ from pytorch_lightning.trainer.states import RunningStage
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from lightning_rl.callbacks import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
-from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.data.episodes import WINDOW
 from lightning_rl.errors import printable, short_number
 from lightning_rl.spaces import describe_space

@@ -14,8 +14,8 @@ from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities.seed import isolate_rng
 from tensorboard.compat.proto.summary_pb2 import Summary
 
+from lightning_rl.callbacks import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.evaluation import MultiEvaluator, RolloutEvaluator
-from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import is_least_best, metric_of, must_stop
 from lightning_rl.checkpoints.atomic import write_bytes
 from lightning_rl.checkpoints.validation import MEASURE, Rules

@@ -10,14 +10,14 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from lightning_rl.callbacks.protocols import AlgorithmRun
+from lightning_rl.callbacks import AlgorithmRun
 from lightning_rl.checkpoints.validation import COUNT, GAMES, RATING, RATINGS, SCORES, SNAPSHOTS, TEXT, Rules, are_scores
 from lightning_rl.data.episodes import win_rate
 from lightning_rl.data.opponents import explain_unsaved
+from lightning_rl.data.ratings import Rating, Results, elo_change, fit_ratings
 from lightning_rl.data.self_play import NEWEST, Game, SelfPlayConfig, SelfPlayOpponent, Snapshots, SnapshotStore, as_game
-from lightning_rl.distributed import of_all_ranks
 from lightning_rl.errors import SettingError
-from lightning_rl.ratings import Rating, Results, elo_change, fit_ratings
+from lightning_rl.processes.ranks import of_all_ranks
 from lightning_rl.types import State
 
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, NoReturn
 
 import pytorch_lightning as pl
 
-from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
+from lightning_rl.callbacks import AlgorithmRun, callbacks_of
 from lightning_rl.checkpoints.validation import MEASURE, Rules
 from lightning_rl.errors import SettingError, check_range, nearest, short_number
-from lightning_rl.processes import STOPPING
+from lightning_rl.processes.children import STOPPING
 from lightning_rl.types import State
 
 

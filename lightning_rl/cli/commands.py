@@ -16,7 +16,6 @@ from lightning_rl.callbacks.curriculum import make_curriculum
 from lightning_rl.callbacks.evaluation import EvaluationConfig
 from lightning_rl.checkpoints.manifest import manifest_path, read_manifest
 from lightning_rl.cli.fit import redirect_notices
-from lightning_rl.config_files import parse, read_config
 from lightning_rl.data.episodes import EpisodePlayer
 from lightning_rl.data.players import make_player
 from lightning_rl.demonstrations.dataset import summarize as summarize_demonstrations
@@ -28,17 +27,18 @@ from lightning_rl.envs.video import check_renders, load_ffmpeg, name_episodes
 from lightning_rl.errors import SettingError, check_range, check_seed, printable
 from lightning_rl.exporting.export import export_policy
 from lightning_rl.exporting.push import push as push_agent
-from lightning_rl.fields import as_settings
 from lightning_rl.importers.mlagents import import_mlagents
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.matches import describe_matches, play_matches
 from lightning_rl.reports.report import check_out
 from lightning_rl.reports.report import compare as compare_runs
+from lightning_rl.settings.fields import as_settings
+from lightning_rl.settings.yaml_files import parse, read_config
 from lightning_rl.sharing.hub import is_address
-from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of, checkpoint_of, read_checkpoint
 from lightning_rl.training.replay import stored_episodes
 from lightning_rl.training.run_folder import run_of
+from lightning_rl.training.threads import torch_threads
 from lightning_rl.training.trainer import Trainer
 
 OTHER_VIDEOS = (".gif", ".apng", ".webp", ".webm", ".avi", ".mov", ".mkv", ".m4v", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv", ".ogg")

@@ -7,8 +7,8 @@ import shtab
 
 from lightning_rl.cli.names import OPTIONS
 from lightning_rl.cli.parsers import PARSERS, tune_parser
-from lightning_rl.setting_names import ALGORITHMS, MODELS, PARTS, SECTIONS, settings_of_model, settings_of_section
-from lightning_rl.startup import config_folder
+from lightning_rl.processes.startup import config_folder
+from lightning_rl.settings.names import ALGORITHMS, MODELS, PARTS, SECTIONS, settings_of_model, settings_of_section
 
 FILES = {"config", "ckpt_path", "init_from", "run", "runs", "file", "space", "out"}
 """Options whose values are files or folders."""

@@ -18,18 +18,18 @@ from lightning_utilities.core.enums import StrEnum
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from lightning_rl.callbacks import callbacks_of
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig
-from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.names import Option, read_options
 from lightning_rl.cli.settings import explain, explain_flag, read_arguments
-from lightning_rl.config_files import first_difference
-from lightning_rl.dotted_paths import check_function, import_modules
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, causes_of, check_seed, place_in_code, printable
-from lightning_rl.fields import settings_of
 from lightning_rl.loggers import is_wanted
-from lightning_rl.setting_names import SECTIONS
+from lightning_rl.settings.dotted_paths import check_function, import_modules
+from lightning_rl.settings.fields import settings_of
+from lightning_rl.settings.names import SECTIONS
+from lightning_rl.settings.yaml_files import first_difference
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.run_processes import Ask, ReportRun, RunPlan
 from lightning_rl.training.trainer import Trainer

@@ -15,10 +15,8 @@ from typing import Any
 from lightning_rl import __version__
 from lightning_rl.cli.names import read_options, take_seeds
 from lightning_rl.cli.parsers import FIT_HELP, HELP, LIST_HELP, PARSERS, read_tune_options
-from lightning_rl.dotted_paths import import_modules
 from lightning_rl.errors import LostRankError, SettingError, missing_extra, nearest, printable
-from lightning_rl.setting_names import MODELS
-from lightning_rl.startup import (
+from lightning_rl.processes.startup import (
     INTERRUPTED,
     ROOT,
     config_folder,
@@ -28,6 +26,8 @@ from lightning_rl.startup import (
     raise_when_interrupted,
     start_fork_server,
 )
+from lightning_rl.settings.dotted_paths import import_modules
+from lightning_rl.settings.names import MODELS
 
 READERS: dict[str, Callable[[list[str]], Any]] = {"fit": read_options, "tune": read_tune_options}
 """Functions that turn the arguments of a subcommand into options without loading torch; the others use parsers of argparse."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from lightning_rl import errors
-from lightning_rl.config_files import Plain, as_mapping, parse, read_config, spell_out
 from lightning_rl.errors import SettingError
-from lightning_rl.setting_names import (
+from lightning_rl.processes.startup import config_folder
+from lightning_rl.settings.names import (
     MODELS,
     PARTS,
     SECTIONS,
@@ -16,7 +16,7 @@ from lightning_rl.setting_names import (
     way_out,
     way_out_of_algorithm,
 )
-from lightning_rl.startup import config_folder
+from lightning_rl.settings.yaml_files import Plain, as_mapping, parse, read_config, spell_out
 
 TOP_LEVEL = ("seed_everything", "trainer", "model", *SECTIONS, "ckpt_path", "weights_only", "init_from", "force")
 OPTIONS = (*TOP_LEVEL, "config", "seeds", "jobs", "print_config", "plot", "help", "help_all")

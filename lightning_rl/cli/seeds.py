@@ -12,18 +12,18 @@ from shlex import quote
 
 import numpy as np
 
+from lightning_rl.callbacks import callbacks_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
 from lightning_rl.callbacks.progress import BAR_WIDTH, SECONDS_BETWEEN_LINES, Output, make_bar
-from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import StopOnEvaluation, end_program
 from lightning_rl.checkpoints.files import find_saved, last_generation
 from lightning_rl.cli.fit import CheckingCLI, check, command_line, redirect_notices, say, train
 from lightning_rl.cli.names import Option, SeedOptions
-from lightning_rl.config_files import first_difference
 from lightning_rl.errors import SettingError, check_seed, printable
 from lightning_rl.reports.runs import EVALUATIONS, is_run, read_config, read_run
 from lightning_rl.reports.tables import NOTHING, Table, iqm, number, whole
-from lightning_rl.setting_names import SECTIONS
+from lightning_rl.settings.names import SECTIONS
+from lightning_rl.settings.yaml_files import first_difference
 from lightning_rl.training.loading import read_checkpoint, take_weights
 from lightning_rl.training.resuming import check_fits
 from lightning_rl.training.run_folder import environment_name, is_blank

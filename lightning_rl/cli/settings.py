@@ -15,13 +15,13 @@ import lightning_rl
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.algorithms.multi_agent import MultiAgent
 from lightning_rl.cli.names import CLASSES, WHICH_MEMORY, Option, check_settings, models_in
-from lightning_rl.config_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse
-from lightning_rl.dotted_paths import check_module
 from lightning_rl.errors import SettingError, closest, closest_of, nearest, place_in_code
-from lightning_rl.fields import Kind, convert_integers, kinds_of, settings_of
+from lightning_rl.processes.startup import find_modules_here
 from lightning_rl.rewards import SIGNALS
-from lightning_rl.setting_names import PARTS, SECTIONS, settings_of_section
-from lightning_rl.startup import find_modules_here
+from lightning_rl.settings.dotted_paths import check_module
+from lightning_rl.settings.fields import Kind, convert_integers, kinds_of, settings_of
+from lightning_rl.settings.names import PARTS, SECTIONS, settings_of_section
+from lightning_rl.settings.yaml_files import NUMBER_WITH_EXPONENT, Plain, as_mapping, as_number, in_one_line, parse
 from lightning_rl.training.arguments import check_decorated
 from lightning_rl.training.loading import algorithm_class
 

@@ -11,16 +11,16 @@ from shlex import join
 from typing import TYPE_CHECKING
 
 from lightning_rl.algorithms.algorithm import Algorithm
+from lightning_rl.callbacks import callbacks_of
 from lightning_rl.callbacks.checkpoints import BestModel, interval_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
-from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import end_program
 from lightning_rl.checkpoints.atomic import SaveError
 from lightning_rl.cli.fit import CheckingCLI, check, command_line, redirect_notices, say, train
 from lightning_rl.cli.names import check_option
 from lightning_rl.cli.parsers import ENGINES, TuneOptions
 from lightning_rl.errors import SettingError, check_choice, check_range, missing_extra
-from lightning_rl.fields import settings_of
+from lightning_rl.settings.fields import settings_of
 from lightning_rl.training.run_folder import environment_name
 from lightning_rl.training.run_processes import RunPlan
 from lightning_rl.tuning.comparison import Objective

@@ -13,7 +13,6 @@ import torch
 from torch import Generator
 
 from lightning_rl.checkpoints.validation import COUNT, FLAG, FLOATS, INTEGERS, MAPPING, NUMBER, Rules
-from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs import KEPT, LESSONS, PARAMETERS, SUCCESS
 from lightning_rl.envs.masks import detect_masks
 from lightning_rl.envs.snapshot.state import seed_spaces
@@ -22,6 +21,7 @@ from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import BadStep, check_episode
 from lightning_rl.networks.acting import ActingPolicy, check_float32
 from lightning_rl.networks.normalization import eval_mode
+from lightning_rl.processes.ranks import of_all_ranks
 from lightning_rl.spaces import allocate, as_spaces
 from lightning_rl.types import EnvStep, Info, State, Tree, tree_index, tree_map, tree_stack, tree_to_numpy, tree_to_torch
 

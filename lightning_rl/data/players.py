@@ -7,7 +7,6 @@ import numpy as np
 
 from lightning_rl.data.agent_episodes import AgentEpisodePlayer, RowEpisodePlayer
 from lightning_rl.data.episodes import EpisodePlayer
-from lightning_rl.distributed import num_ranks, own_rank
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent, RowStepper
 from lightning_rl.envs.config import EnvConfig, EnvSource, single_env_config
@@ -16,6 +15,7 @@ from lightning_rl.envs.parameters import draw_by_episode
 from lightning_rl.envs.stepping import make_agent_stepper
 from lightning_rl.envs.unity.settings import EDITOR
 from lightning_rl.errors import SettingError
+from lightning_rl.processes.ranks import num_ranks, own_rank
 from lightning_rl.spaces import Spaces, allocate, describe_space
 from lightning_rl.types import tree_map
 

@@ -10,8 +10,8 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import IterableDataset
 
-from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.networks.acting import ActingNetwork
+from lightning_rl.processes.ranks import sum_over_ranks
 from lightning_rl.returns import gae
 from lightning_rl.types import (
     EnvStep,

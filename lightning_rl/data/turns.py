@@ -10,10 +10,10 @@ import numpy as np
 
 from lightning_rl.checkpoints.validation import COUNT, FLAG, FLAGS, FLOATS, TEXT, Rules, below
 from lightning_rl.data.self_play import NEWEST, SelfPlayOpponent
-from lightning_rl.distributed import num_ranks
 from lightning_rl.envs.agents.stepper import points
 from lightning_rl.envs.agents.world import World, find_results
 from lightning_rl.nan_policy import finite_rewards
+from lightning_rl.processes.ranks import num_ranks
 from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map
 
 

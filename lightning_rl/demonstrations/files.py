@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lightning_rl.checkpoints.files import shown
-from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, closest, missing_extra
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.spaces import MASK, Spaces
 from lightning_rl.types import Tree
 

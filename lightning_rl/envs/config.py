@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import gymnasium as gym
 
-from lightning_rl.dotted_paths import path_of
 from lightning_rl.envs.agents.copies import is_path
 from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
@@ -23,7 +22,8 @@ from lightning_rl.envs.sync import closing_env
 from lightning_rl.envs.tensors import PREFIX
 from lightning_rl.envs.unity.settings import BUILDS, EDITOR, UnitySettings, check_no_build
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import Range, as_settings, read_fields
+from lightning_rl.settings.dotted_paths import path_of
+from lightning_rl.settings.fields import Range, as_settings, read_fields
 
 Vectorization = Literal["auto", "sync", "async", "native", "envpool"]
 Autoreset = Literal["SAME_STEP", "NEXT_STEP", "DISABLED"]

@@ -21,7 +21,6 @@ import numpy as np
 from gymnasium.envs import registration
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from lightning_rl.dotted_paths import check_module
 from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
 from lightning_rl.envs.agents.vmas import Scenario, VmasCopies
 from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
@@ -35,6 +34,7 @@ from lightning_rl.envs.unity.scene import find_spaces as find_unity_spaces
 from lightning_rl.envs.worker_pool import WorkerVectorEnv
 from lightning_rl.envs.wrapper_effects import check_wrappers, describe_effects, effects_by_class, find_effects
 from lightning_rl.errors import SettingError, closest_argument, closest_of, keep_running, missing_extra, nearest, place_in_code
+from lightning_rl.settings.dotted_paths import check_module
 from lightning_rl.spaces import MASK, Spaces, as_spaces, single_spaces
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_index
 

@@ -23,7 +23,7 @@ from lightning_rl.envs.agents.world import World
 from lightning_rl.envs.classic_control import ClassicControlEnvs
 from lightning_rl.envs.config import EnvConfig, EnvSource, count_envs
 from lightning_rl.envs.games import GAMES
-from lightning_rl.envs.games.world import GameWorld
+from lightning_rl.envs.games.game import GameWorld
 from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.make import make_env, make_vector_env, make_vmas
 from lightning_rl.envs.masks import NoMasks, make_masks

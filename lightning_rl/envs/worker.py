@@ -12,7 +12,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, write_to_shared_memory
 from lightning_rl.envs.snapshot.state import get_state, record, seed_spaces, set_state
 from lightning_rl.envs.sync import close_env, contract_of
 from lightning_rl.errors import SettingError
-from lightning_rl.processes import error_line
+from lightning_rl.processes.children import error_line
 from lightning_rl.types import Info, Options, State, Tree
 
 DONE = b""

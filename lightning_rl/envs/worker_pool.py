@@ -25,7 +25,7 @@ from lightning_rl.envs.lessons import LessonValues
 from lightning_rl.envs.sync import close_env, merge_info
 from lightning_rl.envs.worker import FAILED, UNUSABLE, to_bytes, work
 from lightning_rl.errors import SettingError
-from lightning_rl.processes import (
+from lightning_rl.processes.children import (
     ANSWER_TIMEOUT,
     LONGEST_WAIT,
     MAX_RESTARTS,

@@ -18,7 +18,6 @@ from torch import Tensor
 from lightning_rl.checkpoints.atomic import committing, stage
 from lightning_rl.checkpoints.files import previous_path
 from lightning_rl.checkpoints.manifest import damage, manifest_path, written_by
-from lightning_rl.config_files import Plain
 from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, missing_extra
@@ -27,13 +26,14 @@ from lightning_rl.exporting.unity import Unity, UnityGraph
 from lightning_rl.networks.acting import copy_network, list_changes
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.policy import Env, Policy, load_run
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.sharing.hub import is_address, is_agent, is_zip
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
-from lightning_rl.threads import torch_threads
 from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.loading import best_of, stored_name
+from lightning_rl.training.threads import torch_threads
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch
 
 FORMATS: dict[str, Any] = {"onnx": Onnx(), "torch": Torch(), "safetensors": Safetensors(), "unity": Unity()}

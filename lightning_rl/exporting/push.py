@@ -16,15 +16,15 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.callbacks.recording import draw_curve
 from lightning_rl.checkpoints.atomic import write_text
-from lightning_rl.config_files import Plain, dump, read_config
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.video import check_renders
 from lightning_rl.errors import SettingError, check_flag, check_range, check_seed
 from lightning_rl.policy import load_with_env, play_episodes, record_episodes, statistics
+from lightning_rl.settings.yaml_files import Plain, dump, read_config
 from lightning_rl.sharing.agent import DESCRIPTION, WEIGHTS, decode, write_agent
 from lightning_rl.sharing.hub import CONFIG, is_agent, is_zip, load_hub, prepare_repo, upload
-from lightning_rl.threads import torch_threads
 from lightning_rl.training.loading import best_of, foreign_modules, read_checkpoint, stored_name
+from lightning_rl.training.threads import torch_threads
 
 CARD, RESULTS, CURVE, VIDEO = "README.md", "results.json", "learning_curve.png", "replay.mp4"
 ABOUT = {

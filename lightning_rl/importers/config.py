@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from lightning_rl.config_files import Plain, as_mapping, dump, parse_file
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.fields import as_integer
+from lightning_rl.settings.fields import as_integer
+from lightning_rl.settings.yaml_files import Plain, as_mapping, dump, parse_file
 
 MAX_WIDTH = 120
 """Maximum width of a mapping on one line; longer ones get a line for each key."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_rl.config_files import Plain, as_mapping
 from lightning_rl.envs.lessons import as_parameter
 from lightning_rl.envs.unity.settings import UnitySettings, check_no_build
 from lightning_rl.errors import SettingError, check_choice, check_names, nearest
 from lightning_rl.importers import mlagents_settings as mlagents
 from lightning_rl.importers.config import Config, Settings, merge, read_file
+from lightning_rl.settings.yaml_files import Plain, as_mapping
 
 ALGORITHMS = {"ppo": "PPO", "sac": "SAC", "poca": "POCA"}
 MISSING = {

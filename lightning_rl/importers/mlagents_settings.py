@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from lightning_rl.config_files import Plain, as_mapping
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, check_names, check_range
 from lightning_rl.importers.config import Config, Settings
+from lightning_rl.settings.yaml_files import Plain, as_mapping
 
 HYPERPARAMETERS = {
     *("batch_size", "buffer_size", "learning_rate", "learning_rate_schedule", "beta", "beta_schedule", "epsilon", "epsilon_schedule"),

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import gymnasium as gym
 
-from lightning_rl.config_files import Plain
 from lightning_rl.envs.make import find_newest_version, needs_mujoco_py, prepare_package
 from lightning_rl.errors import SettingError, check_choice, check_names, check_range, nearest
 from lightning_rl.importers import zoo_settings as zoo
 from lightning_rl.importers.config import Config, Settings, read_expression, read_file
+from lightning_rl.settings.yaml_files import Plain
 
 VERSION = re.compile(r"(.+)-v(\d+)")
 SHARED = {

@@ -3,10 +3,10 @@
 import math
 from typing import Any, get_args
 
-from lightning_rl.config_files import Plain
 from lightning_rl.data.replay.hindsight import Strategy
 from lightning_rl.errors import SettingError, check_choice, check_names
 from lightning_rl.importers.config import Config, Settings, read_expression
+from lightning_rl.settings.yaml_files import Plain
 
 ALGORITHMS = {
     "ppo": "PPO",

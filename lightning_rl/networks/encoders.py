@@ -13,10 +13,10 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from lightning_rl.dotted_paths import check_module
 from lightning_rl.errors import SettingError, check_choice, check_range, closest
 from lightning_rl.networks.mlp import orthogonal
 from lightning_rl.networks.normalization import eval_mode
+from lightning_rl.settings.dotted_paths import check_module
 from lightning_rl.spaces import Leaf, allocate, is_part_of, observation_leaves
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_torch
 

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.distributed import num_ranks, sum_with_gradient
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.mlp import EnsembleLinear, goal_mlp, mlp
+from lightning_rl.processes.ranks import num_ranks, sum_with_gradient
 
 Layers = Literal["plain", "layer_norm", "simba"]
 """Kinds of hidden layers; those with batch renormalization need the joint forward pass of `CrossQ`."""

@@ -9,8 +9,8 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from lightning_rl.distributed import sum_over_ranks
 from lightning_rl.errors import check_choice
+from lightning_rl.processes.ranks import sum_over_ranks
 from lightning_rl.spaces import observation_leaves
 from lightning_rl.types import Tree, flatten_time, tree_index, tree_leaves, tree_map
 

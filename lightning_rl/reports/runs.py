@@ -10,10 +10,10 @@ from typing import Self
 import numpy as np
 import yaml
 
-from lightning_rl.config_files import Plain
 from lightning_rl.envs.config import TASK
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
+from lightning_rl.settings.yaml_files import Plain
 
 AXES = {"env_steps": "environment steps", "updates": "updates"}
 """Names of what a run counts."""

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.distributed import mean_over_ranks
 from lightning_rl.distributions import Distribution, make_distribution
 from lightning_rl.errors import check_flag
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.networks.encoders import OneHotEncoder, TreeEncoder
 from lightning_rl.networks.mlp import mlp
+from lightning_rl.processes.ranks import mean_over_ranks
 from lightning_rl.rewards.signal import LearnedSignal
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Experience, State, Tree, tree_leaves, tree_map

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from lightning_rl.checkpoints.archive import Checkpoint
 from lightning_rl.checkpoints.files import shown
 from lightning_rl.checkpoints.manifest import written_by
-from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.startup import packaged_agents
+from lightning_rl.processes.startup import packaged_agents
+from lightning_rl.settings.yaml_files import Plain
 
 FORMAT = "lightning_rl agent"
 FORMAT_VERSION = 1

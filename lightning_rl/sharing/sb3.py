@@ -24,11 +24,11 @@ from torch import Tensor
 
 from lightning_rl.checkpoints.archive import Checkpoint, NotPlainError, check_archive, read_archive
 from lightning_rl.checkpoints.files import shown
-from lightning_rl.config_files import Plain
 from lightning_rl.distributions.state_dependent import MAX_MEAN
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.normalization import ObservationNormalizer
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.sharing.hub import STATISTICS
 from lightning_rl.spaces import Spaces, observation_leaves, to_plain
 

@@ -16,7 +16,9 @@ from torch.nn import Module
 
 from lightning_rl.envs.config import EnvConfig, as_config
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import (
+from lightning_rl.networks.memory import Memory
+from lightning_rl.schedules import BuildSchedule, as_points
+from lightning_rl.settings.fields import (
     Dataclass,
     Range,
     alternatives,
@@ -27,9 +29,7 @@ from lightning_rl.fields import (
     scheduled_settings,
     settings_of,
 )
-from lightning_rl.networks.memory import Memory
-from lightning_rl.schedules import BuildSchedule, as_points
-from lightning_rl.setting_names import way_out_of_algorithm
+from lightning_rl.settings.names import way_out_of_algorithm
 
 
 def check_arguments(cls: type, args: tuple[object, ...], given: Mapping[str, object]) -> None:

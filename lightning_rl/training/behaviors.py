@@ -20,10 +20,8 @@ import torch
 from torch import nn
 
 from lightning_rl.callbacks.iteration import LIGHTNING
-from lightning_rl.config_files import Plain
 from lightning_rl.data.opponents import SCRIPTS, PolicyOpponent, RandomMoves, Script, ScriptedOpponent
 from lightning_rl.data.self_play import SelfPlayConfig
-from lightning_rl.dotted_paths import check_function, check_module
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.envs.agents.world import SharedEnv
@@ -32,8 +30,10 @@ from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import closing_env
 from lightning_rl.envs.unity.scene import behavior_of, find_behaviors, find_groups, find_roles
 from lightning_rl.errors import SettingError, check_names, closest, nearest
-from lightning_rl.fields import as_settings, settings_of
 from lightning_rl.networks.acting import VisiblePolicy
+from lightning_rl.settings.dotted_paths import check_function, check_module
+from lightning_rl.settings.fields import as_settings, settings_of
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.hooks import RunModule

@@ -10,14 +10,14 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.utilities.types import EVAL_DATALOADERS
 
+from lightning_rl.callbacks import callbacks_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator, metrics_of
-from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.data.episodes import Episode
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import show_to_callbacks
-from lightning_rl.threads import torch_threads
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.training.loading import best_of, check_weights, read_checkpoint
+from lightning_rl.training.threads import torch_threads
 
 
 class EvaluatingTrainer(pl.Trainer):

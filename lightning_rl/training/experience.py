@@ -34,7 +34,6 @@ from lightning_rl.data.self_play import SelfPlayOpponent
 from lightning_rl.data.shared import SideCollector
 from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize
-from lightning_rl.distributed import of_all_ranks
 from lightning_rl.envs.agents.stepper import TeamStepper
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.config import EnvSource, count_envs, resolve_in_actor
@@ -43,6 +42,7 @@ from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
 from lightning_rl.networks.acting import ActingContext
 from lightning_rl.networks.normalization import eval_mode
+from lightning_rl.processes.ranks import of_all_ranks
 from lightning_rl.rewards.gail import GAIL
 from lightning_rl.training.learning import LearningModule
 from lightning_rl.types import tree_leaves, tree_to_torch

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pytorch_lightning as pl
 import torch
 
+from lightning_rl.callbacks import callbacks_of
 from lightning_rl.callbacks.evaluation import RolloutEvaluator
-from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.data.agent_episodes import BehaviorPolicies
 from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset, RunCollector

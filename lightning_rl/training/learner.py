@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from lightning_rl.callbacks import callbacks_of
 from lightning_rl.callbacks.iteration import (
     GRADIENT_HOOKS,
     UNUSED_HOOKS,
@@ -24,13 +25,10 @@ from lightning_rl.callbacks.iteration import (
     match_target,
     overrides,
 )
-from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.checkpoints.validation import GENERATOR, MAPPING, Rules, below
-from lightning_rl.compiling import MIN_UPDATES, CompiledLoss, begin_compiling, can_compile_gradients, compile_again
 from lightning_rl.data.dataset import ReplayDataset
 from lightning_rl.data.groups import GroupDataset
 from lightning_rl.data.rollout import ExperienceDataset, RolloutDataset
-from lightning_rl.distributed import share_buffers
 from lightning_rl.envs.agents.world import SharedEnv, Side
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
@@ -38,11 +36,13 @@ from lightning_rl.networks.acting import PolicyNetwork, check_float32, describe_
 from lightning_rl.networks.normalization import NoNormalizer, depends_on_mode
 from lightning_rl.networks.off_policy import Critic
 from lightning_rl.optimization import ScheduledOptimizer, are_float32, best_matmul, check_optimizers, describe_unlearned, first_rate
-from lightning_rl.threads import has_convolutions
+from lightning_rl.processes.ranks import share_buffers
 from lightning_rl.training.arguments import check_hyperparameters, check_signals
+from lightning_rl.training.compiling import MIN_UPDATES, CompiledLoss, begin_compiling, can_compile_gradients, compile_again
 from lightning_rl.training.experience import frozen_experience
 from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.replay import load_buffer
+from lightning_rl.training.threads import has_convolutions
 from lightning_rl.types import State, Tree
 
 MAX_UNREAD_STEPS = 32

@@ -29,7 +29,7 @@ from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.unity.settings import PREFIX
 from lightning_rl.errors import SettingError, check_path, nearest
 from lightning_rl.networks.acting import list_changes
-from lightning_rl.setting_names import MODELS, suggest_algorithm
+from lightning_rl.settings.names import MODELS, suggest_algorithm
 from lightning_rl.sharing.agent import agent_of, read_agent
 from lightning_rl.sharing.hub import download, is_address, is_agent, is_zip
 from lightning_rl.sharing.sb3 import read_zip

@@ -42,7 +42,7 @@ from lightning_rl.data.turns import Turns
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
 from lightning_rl.optimization import ScheduledOptimizer, split_vectors
-from lightning_rl.setting_names import MODELS
+from lightning_rl.settings.names import MODELS
 from lightning_rl.sharing.agent import agent_of
 from lightning_rl.sharing.hub import is_address, is_agent
 from lightning_rl.spaces import allocate

@@ -12,22 +12,22 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from lightning_rl.callbacks import callbacks_of
 from lightning_rl.callbacks.iteration import CloseIteration, EndIteration, EndRun, user_callbacks
-from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import any_rank_must_stop
 from lightning_rl.checkpoints.archive import Checkpoint, to_arrays, to_plain
 from lightning_rl.data.episodes import Finished
 from lightning_rl.data.rollout import ExperienceDataset
-from lightning_rl.distributed import leave_results, merge_metrics, of_all_ranks
 from lightning_rl.envs.config import EnvConfig, EnvSource, changed_task
 from lightning_rl.envs.lessons import PlainSampler, as_parameter, change_parameter
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.networks.acting import changes_everywhere, changes_of, structure_of
-from lightning_rl.threads import one_thread
+from lightning_rl.processes.ranks import leave_results, merge_metrics, of_all_ranks
 from lightning_rl.training.hooks import RunModule, call_last_hook, has_kind
 from lightning_rl.training.learner import Learner
 from lightning_rl.training.state import Additions, RunLog, is_packaged, random_state, read_attributes, set_random_state, write_attributes
+from lightning_rl.training.threads import one_thread
 from lightning_rl.types import State
 
 

@@ -16,7 +16,6 @@ from pytorch_lightning.utilities.seed import isolate_rng
 import lightning_rl
 from lightning_rl.checkpoints.atomic import locked, write_bytes, write_text
 from lightning_rl.checkpoints.files import find_saved, last_generation
-from lightning_rl.config_files import Plain, dump
 from lightning_rl.envs.agents.copies import AgentsEnv
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.make import make_env
@@ -24,6 +23,7 @@ from lightning_rl.envs.sync import closing_env, name_of
 from lightning_rl.envs.unity.scene import behavior_of
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import CsvTable, read_rows
+from lightning_rl.settings.yaml_files import Plain, dump
 from lightning_rl.training.hooks import RunModule
 
 REPLACED = ".replaced"

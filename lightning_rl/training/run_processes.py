@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 
+from lightning_rl.callbacks import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.progress import describe_progress
-from lightning_rl.callbacks.protocols import AlgorithmRun, callbacks_of
 from lightning_rl.callbacks.stopping import StopOnSignal
 from lightning_rl.checkpoints.atomic import locked
-from lightning_rl.config_files import Plain
 from lightning_rl.errors import SettingError, UnsavedError
-from lightning_rl.processes import Child, error_line
-from lightning_rl.startup import start_fork_server
+from lightning_rl.processes.children import Child, error_line
+from lightning_rl.processes.startup import start_fork_server
+from lightning_rl.settings.yaml_files import Plain
 
 Answer = Literal["go", "prune", "stop"]
 """What a run does after a report: continue; end; or save and stop, to be resumed later."""

@@ -13,13 +13,13 @@ from lightning_rl.data.replay.storage import ReplayConfig
 from lightning_rl.data.self_play import SelfPlayConfig
 from lightning_rl.distributions import SDE
 from lightning_rl.errors import SettingError, check_range
-from lightning_rl.fields import OrPlain, Range, as_settings
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.layers import Layers
 from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.rewards import SignalSettings
 from lightning_rl.schedules import ScheduleSetting, piecewise
+from lightning_rl.settings.fields import OrPlain, Range, as_settings
 from lightning_rl.spaces import JOINT
 from lightning_rl.training.learning import LearningModule
 from lightning_rl.training.replay import make_offline

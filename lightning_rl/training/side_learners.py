@@ -14,11 +14,11 @@ from lightning_rl.data.demonstrations import EpisodeRows
 from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import split_mask
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import Range, as_settings, read_fields
 from lightning_rl.losses import offline as losses
 from lightning_rl.losses.policy_gradient import mean
 from lightning_rl.optimization import ScheduledAdam, parameters_in
 from lightning_rl.rewards.signal import LearnedSignal, RewardSignal
+from lightning_rl.settings.fields import Range, as_settings, read_fields
 from lightning_rl.training.experience import demonstrated_rows, demonstration_draws, show_demonstrations
 from lightning_rl.training.learning import LearningModule, SideLearner
 from lightning_rl.types import Experience, State, Tree

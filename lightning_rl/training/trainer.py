@@ -18,22 +18,21 @@ from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
 
+from lightning_rl.callbacks import callbacks_of
 from lightning_rl.callbacks.checkpoints import BestModel, CheckpointConfig, SaveCheckpoints
 from lightning_rl.callbacks.evaluation import EvaluationConfig, RolloutEvaluator
 from lightning_rl.callbacks.progress import EnvStepsProgressBar, in_notebook
-from lightning_rl.callbacks.protocols import callbacks_of
 from lightning_rl.callbacks.stopping import StopOnSignal, end_program, raising_interrupts, why_stopped
 from lightning_rl.checkpoints.files import AtomicCheckpointIO, differences, last_generation
 from lightning_rl.checkpoints.manifest import threads_of
-from lightning_rl.config_files import Plain
-from lightning_rl.distributed import forward_signal, report_lost_ranks, take_results
 from lightning_rl.envs.make import find_user_module
 from lightning_rl.envs.unity.scene import Scene
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
-from lightning_rl.fields import as_settings, settings_of
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
-from lightning_rl.startup import leave_the_program
-from lightning_rl.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
+from lightning_rl.processes.ranks import forward_signal, report_lost_ranks, take_results
+from lightning_rl.processes.startup import leave_the_program
+from lightning_rl.settings.fields import as_settings, settings_of
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.training.arguments import describe_unnamed, plain
 from lightning_rl.training.evaluating import EvaluatingTrainer
 from lightning_rl.training.hooks import RunModule
@@ -54,6 +53,7 @@ from lightning_rl.training.run_folder import (
     write_config,
 )
 from lightning_rl.training.state import draw_seed
+from lightning_rl.training.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
 from lightning_rl.training.trainer_flags import (
     check_barebones,
     check_beginning,

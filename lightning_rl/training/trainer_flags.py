@@ -14,8 +14,8 @@ from lightning_rl.callbacks.progress import EnvStepsProgressBar
 from lightning_rl.callbacks.recording import PlotCurve
 from lightning_rl.callbacks.stopping import StopOnEvaluation
 from lightning_rl.errors import SettingError, check_path
-from lightning_rl.fields import settings_of
-from lightning_rl.setting_names import owners_of, way_out
+from lightning_rl.settings.fields import settings_of
+from lightning_rl.settings.names import owners_of, way_out
 from lightning_rl.training.run_folder import REPLACED
 
 OWN_STEPS, PLAYS_EPISODES = "algorithms make their own gradient steps", "an evaluation plays episodes"

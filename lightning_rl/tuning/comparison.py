@@ -12,7 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from lightning_rl.checkpoints.validation import COUNT, FLAG, NUMBER, TEXT, Kind, Rules, first_error, is_count
-from lightning_rl.config_files import Plain
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.search_space import SearchSpace
 

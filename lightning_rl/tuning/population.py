@@ -17,8 +17,8 @@ from optuna.distributions import CategoricalDistribution
 
 from lightning_rl.checkpoints.atomic import write_bytes, write_text
 from lightning_rl.checkpoints.manifest import manifest_path
-from lightning_rl.config_files import dump
 from lightning_rl.errors import SettingError, check_range, missing_extra
+from lightning_rl.settings.yaml_files import dump
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.comparison import Objective
 from lightning_rl.tuning.search_space import Dimension, SearchSpace, Value, as_text, shorten_path

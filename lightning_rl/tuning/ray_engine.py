@@ -14,7 +14,7 @@ from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from lightning_rl.actors.ray_workers import join_cluster
-from lightning_rl.config_files import Plain
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.training.run_processes import Message, RunProcess, Train
 from lightning_rl.tuning.comparison import StudyRun
 from lightning_rl.tuning.local_engine import MakePlan

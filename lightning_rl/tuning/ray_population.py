@@ -20,7 +20,7 @@ from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.stopper import Stopper
 
 from lightning_rl.actors.ray_workers import join_cluster
-from lightning_rl.config_files import Plain
+from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.training.run_processes import Message, RunPlan, RunProcess, Train
 from lightning_rl.tuning.population import Population, member_name, restore_run, save_run
 from lightning_rl.tuning.ray_engine import MAX_LOST_MACHINES, QUIET

@@ -13,8 +13,8 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from lightning_rl.checkpoints.atomic import write_bytes, write_text
-from lightning_rl.config_files import Plain, dump
 from lightning_rl.errors import missing_extra
+from lightning_rl.settings.yaml_files import Plain, dump
 from lightning_rl.tuning.search_space import shorten_path
 from lightning_rl.tuning.study import Study
 

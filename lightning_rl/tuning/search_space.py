@@ -11,9 +11,9 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from lightning_rl.config_files import Plain, parse_file
 from lightning_rl.errors import SettingError, check_flag, check_names, check_range, nearest
 from lightning_rl.schedules import Schedule
+from lightning_rl.settings.yaml_files import Plain, parse_file
 
 FOLDER = Path(__file__).parent / "search_spaces"
 """The packaged spaces, `<algorithm>.yaml`."""

@@ -24,8 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from lightning_rl.checkpoints.atomic import locked
-from lightning_rl.config_files import first_difference
 from lightning_rl.errors import SettingError, UnsavedError, causes_of, check_choice, check_range, printable
+from lightning_rl.settings.yaml_files import first_difference
 from lightning_rl.training.run_processes import Message
 from lightning_rl.tuning.comparison import Confirmation, Objective, StudyRun, check_records
 from lightning_rl.tuning.search_space import SearchSpace, Value, as_text

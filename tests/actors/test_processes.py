@@ -19,7 +19,7 @@ import torch
 from lightning_rl import SettingError
 from lightning_rl.actors.processes import FOLDER, ProcessWorkers, SharedWeights, Slot, pack, work
 from lightning_rl.actors.workers import LocalWorkers, ThreadWorkers
-from lightning_rl.processes import WorkerError
+from lightning_rl.processes.children import WorkerError
 
 
 class Echo:

@@ -14,7 +14,7 @@ import torch
 from lightning_rl import SettingError
 from lightning_rl.actors.ray_workers import RayWorkers
 from lightning_rl.errors import RunStoppedError
-from lightning_rl.processes import WorkerError
+from lightning_rl.processes.children import WorkerError
 from tests.actors.test_processes import Echo, ask, network
 
 ray = pytest.importorskip("ray")

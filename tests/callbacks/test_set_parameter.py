@@ -13,7 +13,7 @@ import yaml
 
 import lightning_rl as lrl
 from lightning_rl import BehavioralCloning, BestModel, EvolutionStrategies, MultiAgent, SettingError, StopOnEvaluation
-from lightning_rl.callbacks.protocols import callbacks_of
+from lightning_rl.callbacks import callbacks_of
 from tests.command_line import TINY
 from tests.command_line import run as command_line
 from tests.fitting import fit, tiny

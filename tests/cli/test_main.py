@@ -22,7 +22,7 @@ from lightning_rl import ALGORITHMS
 from lightning_rl.cli.fit import Notices
 from lightning_rl.cli.names import read_options
 from lightning_rl.cli.settings import read_arguments
-from lightning_rl.startup import config_folder
+from lightning_rl.processes.startup import config_folder
 from tests.command_line import MODULE, TINY, run, run_apart, run_python
 
 WRAPPER = """

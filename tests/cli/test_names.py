@@ -16,7 +16,7 @@ from lightning_rl.cli.parsers import FORMATS, PARSERS, ZOO_ALGORITHMS, tune_pars
 from lightning_rl.errors import SettingError
 from lightning_rl.exporting import export
 from lightning_rl.importers import zoo_settings
-from lightning_rl.setting_names import NAMES_IN_OTHER_LIBRARIES, PARTS, SECTIONS, settings_of_model, settings_of_section, suggest_algorithm
+from lightning_rl.settings.names import NAMES_IN_OTHER_LIBRARIES, PARTS, SECTIONS, settings_of_model, settings_of_section, suggest_algorithm
 from lightning_rl.training.arguments import settings_of
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.tuning.study import StudySettings

@@ -15,9 +15,9 @@ import torch
 import yaml
 
 import lightning_rl as lrl
-from lightning_rl.dotted_paths import path_of
 from lightning_rl.envs.make import make_env, make_vector_env
 from lightning_rl.errors import SettingError
+from lightning_rl.settings.dotted_paths import path_of
 from lightning_rl.training.arguments import describe_unnamed
 from tests.command_line import TINY, run, run_python
 from tests.environments import Scripted

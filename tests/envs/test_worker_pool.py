@@ -154,7 +154,7 @@ def test_a_worker_that_fails_too_often_ends_the_run_with_one_line():
 
 @pytest.mark.thorough
 def test_restarts_of_more_than_an_hour_ago_do_not_count(monkeypatch):
-    monkeypatch.setattr("lightning_rl.processes.HOUR", 0.0)
+    monkeypatch.setattr("lightning_rl.processes.children.HOUR", 0.0)
     stepper = faulty(max_restarts=1)
     stepper.reset(0)
     for _ in range(3):
@@ -227,7 +227,7 @@ def test_a_run_survives_a_hundred_failures():
 
 @pytest.mark.thorough
 def test_closing_ends_frozen_and_dead_workers_too(monkeypatch):
-    monkeypatch.setattr("lightning_rl.processes.CLOSE_TIMEOUT", 0.5)
+    monkeypatch.setattr("lightning_rl.processes.children.CLOSE_TIMEOUT", 0.5)
     stepper = faulty()
     stepper.reset(0)
     processes = stepper.envs.processes

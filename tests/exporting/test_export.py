@@ -21,8 +21,8 @@ from lightning_rl.exporting.export import FORMATS, check
 from lightning_rl.exporting.formats import PolicyGraph, quiet, unique
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.policy import Policy
+from lightning_rl.processes.startup import packaged_agents
 from lightning_rl.spaces import Spaces
-from lightning_rl.startup import packaged_agents
 from tests.command_line import run
 from tests.environments import Anything, Choosy, Scripted, ScriptedBox
 from tests.exporting.exported import described, play_both, save

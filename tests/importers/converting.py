@@ -10,7 +10,7 @@ import yaml
 import lightning_rl
 from lightning_rl.cli.names import read_options
 from lightning_rl.cli.settings import read_arguments
-from lightning_rl.config_files import Loader
+from lightning_rl.settings.yaml_files import Loader
 from tests.experts import at_random
 from tests.fitting import fit
 

@@ -10,9 +10,9 @@ import yaml
 from lightning_rl import POCA, PPO, SAC, SettingError
 from lightning_rl.cli.names import read_options
 from lightning_rl.cli.settings import read_arguments
-from lightning_rl.config_files import Loader
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.importers.mlagents import import_mlagents
+from lightning_rl.settings.yaml_files import Loader
 from tests.command_line import run
 from tests.importers.converting import FILES, comments, remark, settings, trains
 

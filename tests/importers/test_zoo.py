@@ -9,10 +9,10 @@ import yaml
 from gymnasium.envs.registration import EnvSpec
 
 from lightning_rl import PPO
-from lightning_rl.config_files import Loader
 from lightning_rl.errors import SettingError
 from lightning_rl.importers.zoo import import_zoo
 from lightning_rl.importers.zoo_settings import ALGORITHMS
+from lightning_rl.settings.yaml_files import Loader
 from tests.command_line import run
 from tests.importers.converting import FILES, comments, remark, settings, trains
 

@@ -19,7 +19,7 @@ from lightning_rl.actors.processes import ProcessWorkers
 from lightning_rl.actors.ray_workers import RayWorkers
 from lightning_rl.actors.workers import RemoteWorker, RemoteWorkers, ThreadWorkers, set_weights, weights_of
 from lightning_rl.networks.normalization import eval_mode
-from lightning_rl.processes import WorkerError
+from lightning_rl.processes.children import WorkerError
 from tests.fitting import TINY, fit, weights
 from tests.own_code.changes import (
     ALGORITHMS,

@@ -6,7 +6,7 @@ import pytest
 
 import lightning_rl as lrl
 from lightning_rl.errors import SettingError
-from lightning_rl.startup import config_folder, packaged_agents
+from lightning_rl.processes.startup import config_folder, packaged_agents
 from tests.command_line import run
 
 LEAST = {

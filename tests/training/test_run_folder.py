@@ -19,7 +19,7 @@ from lightning_rl.checkpoints.files import last_generation
 from lightning_rl.cli.main import main
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import read_rows
-from lightning_rl.startup import importing
+from lightning_rl.processes.startup import importing
 from lightning_rl.training.run_folder import replacing, take_run
 from tests.checkpoints.test_atomic import another_process
 from tests.command_line import TINY, run

@@ -10,7 +10,7 @@ from lightning_rl.algorithms.algorithm import Algorithm
 from lightning_rl.cli.names import check_option
 from lightning_rl.cli.tune import check, check_space
 from lightning_rl.schedules import linear
-from lightning_rl.setting_names import settings_of_model
+from lightning_rl.settings.names import settings_of_model
 from lightning_rl.training.loading import algorithm_class
 from lightning_rl.tuning.search_space import FOLDER, find_space, read_space
 

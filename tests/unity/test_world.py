@@ -8,7 +8,7 @@ import pytest
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.unity.scene import find_log_folder
 from lightning_rl.errors import SettingError
-from lightning_rl.processes import WorkerError
+from lightning_rl.processes.children import WorkerError
 from tests.unity.scenes import PUSH, agent, ended, find_players, step
 
 

@@ -19,7 +19,7 @@ from lightning_rl.envs.config import EnvConfig, single_env_config
 from lightning_rl.envs.make import make_env
 from lightning_rl.envs.sync import contract_of
 from lightning_rl.errors import SettingError, keep_running
-from lightning_rl.fields import Range, read_fields
+from lightning_rl.settings.fields import Range, read_fields
 from lightning_rl.spaces import Spaces, observation_leaves, short
 
 Strategy = Literal["future", "final", "episode"]

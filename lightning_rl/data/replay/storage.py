@@ -12,7 +12,7 @@ from gymnasium.spaces import Space
 
 from lightning_rl.data.replay.hindsight import RelabelConfig
 from lightning_rl.errors import SettingError, check_path
-from lightning_rl.fields import OrPlain, Range, as_settings, read_fields
+from lightning_rl.settings.fields import OrPlain, Range, as_settings, read_fields
 from lightning_rl.spaces import allocate
 from lightning_rl.types import Tree, tree_index, tree_leaves, tree_map
 

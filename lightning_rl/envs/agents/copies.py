@@ -14,11 +14,11 @@ from zlib import crc32
 import gymnasium as gym
 import numpy as np
 
-from lightning_rl.dotted_paths import check_function, check_module
 from lightning_rl.envs.agents.vmas import Scenario, find_scenario, is_scenario, is_vmas
 from lightning_rl.envs.masks import make_masks
 from lightning_rl.envs.sync import Contract, close_env
 from lightning_rl.errors import SettingError, closest, missing_extra
+from lightning_rl.settings.dotted_paths import check_function, check_module
 from lightning_rl.spaces import MASK, Spaces, as_spaces, flat_observation, legal_sample, with_joint
 from lightning_rl.types import Info, Options, State, StepByAgent, Tree
 

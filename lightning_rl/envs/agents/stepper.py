@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from lightning_rl.distributed import num_ranks
 from lightning_rl.envs.agents.world import Moves, World, find_results
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import finite_rewards
+from lightning_rl.processes.ranks import num_ranks
 from lightning_rl.types import EnvStep, State, Tree, is_finite, tree_map
 
 MAX_MOVES = 10_000

@@ -1,7 +1,7 @@
 """Environments of several agents as rows of arrays: E copies, whose agents may move in turn, leave and come.
 
 `World` is the base of its kinds: copies of PettingZoo stepped one after another (`serial.py`), scenarios of VMAS (`vmas.py`), and games of
-this package (`games/world.py`). Steppers play worlds for collectors (`stepper.py`).
+this package (`games/game.py`). Steppers play worlds for collectors (`stepper.py`).
 """
 
 from collections.abc import Mapping

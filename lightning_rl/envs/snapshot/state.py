@@ -35,7 +35,7 @@ from lightning_rl.envs.snapshot.decoding import Decoder, write_all
 from lightning_rl.envs.snapshot.encoding import VERSION, Encoder, Plain, attributes_of, is_space, objects_in, read_all
 from lightning_rl.envs.sync import AnyEnv, close_env, layers
 from lightning_rl.errors import is_interrupt
-from lightning_rl.startup import follow_parent
+from lightning_rl.processes.startup import follow_parent
 from lightning_rl.types import Info, Options, StepResult, Tree, tree_leaves
 
 WAYS = ("own", "attributes", "replay", "draws")

@@ -23,7 +23,7 @@ from lightning_rl.envs.unity.channels import STATS, read_messages, read_stat
 from lightning_rl.envs.unity.decoding import Agents, BehaviorSpec, read_spec, split_agents
 from lightning_rl.envs.unity.settings import EDITOR_PORT, UnitySettings
 from lightning_rl.errors import RunStoppedError, SettingError, missing_extra
-from lightning_rl.processes import STOPPING, close_at_exit
+from lightning_rl.processes.children import STOPPING, close_at_exit
 
 CLOSE_TIMEOUT = 10.0
 """Seconds in which an executable must quit before it is killed."""

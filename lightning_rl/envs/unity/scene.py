@@ -16,7 +16,6 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from lightning_rl.distributed import launched_rank
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.lessons import LessonValues, as_parameters, as_sampler
 from lightning_rl.envs.unity.channels import make_parameter
@@ -25,6 +24,7 @@ from lightning_rl.envs.unity.player import Actions, Player, Turn
 from lightning_rl.envs.unity.seats import Seating, Seats, key_of_group
 from lightning_rl.envs.unity.settings import UnitySettings, find_executable
 from lightning_rl.errors import SettingError, nearest
+from lightning_rl.processes.ranks import launched_rank
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Tree
 

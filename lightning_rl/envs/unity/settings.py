@@ -8,7 +8,7 @@ from typing import Annotated
 
 from lightning_rl.envs.unity.channels import make_engine_settings
 from lightning_rl.errors import SettingError, nearest
-from lightning_rl.fields import Range, read_fields
+from lightning_rl.settings.fields import Range, read_fields
 
 EDITOR = "unity"
 PREFIX = "unity:"

@@ -14,7 +14,7 @@ from lightning_rl.envs.unity.scene import Scene, action_space, known_as, observa
 from lightning_rl.envs.unity.seats import Report, Seating, Seats
 from lightning_rl.envs.unity.settings import DEFAULT_RESTARTS
 from lightning_rl.errors import SettingError
-from lightning_rl.processes import FailureLimit
+from lightning_rl.processes.children import FailureLimit
 from lightning_rl.spaces import Spaces
 from lightning_rl.types import Info, State, Tree, tree_index, tree_map, tree_stack
 

@@ -20,7 +20,7 @@ from lightning_rl.data.replay.segments import SegmentStore
 from lightning_rl.data.replay.storage import DerivedNext, ReplayConfig, StoredNext, make_row_template
 from lightning_rl.distributions import make_distribution
 from lightning_rl.errors import SettingError
-from lightning_rl.fields import as_settings
+from lightning_rl.settings.fields import as_settings
 from lightning_rl.types import EnvStep, tree_leaves
 from tests.data.recordings import (
     LAYOUTS,

@@ -11,8 +11,8 @@ from lightning_rl.envs.agents.serial import SerialWorld
 from lightning_rl.envs.agents.stepper import SIDE, RowStepper, SeatStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.games import GAMES
+from lightning_rl.envs.games.game import GameWorld
 from lightning_rl.envs.games.players import random_legal
-from lightning_rl.envs.games.world import GameWorld
 from lightning_rl.envs.make import make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.types import tree_leaves

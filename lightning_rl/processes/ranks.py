@@ -20,7 +20,7 @@ from torch.distributed.nn.functional import all_reduce
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from lightning_rl.errors import LostRankError, SettingError
-from lightning_rl.startup import RAN_THE_PROGRAM, UNGUARDED
+from lightning_rl.processes.startup import RAN_THE_PROGRAM, UNGUARDED
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl  # not needed by workers

@@ -18,7 +18,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 """The folder that contains this package: a checkout, or the folder of installed packages."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -38,7 +38,7 @@ def config_folder() -> Path:
 
 def folder_beside(name: str) -> Path:
     """Return a folder of the package: inside it if installed, next to it in a checkout."""
-    inside = Path(__file__).parent / name
+    inside = Path(__file__).parents[1] / name
     return inside if inside.is_dir() else ROOT / name
 
 

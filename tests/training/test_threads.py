@@ -13,13 +13,14 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lightning_rl import DQN, PPO, SAC, EnvConfig, threads
+from lightning_rl import DQN, PPO, SAC, EnvConfig
 from lightning_rl.envs.make import make_vector_env
 from lightning_rl.networks.actor_critic import ActorCritic
 from lightning_rl.networks.memory import LSTM
 from lightning_rl.networks.q_network import QNetwork
 from lightning_rl.spaces import Spaces
-from lightning_rl.threads import choose_threads, is_wide, learning_step, measure_seconds, suits_cpu
+from lightning_rl.training import threads
+from lightning_rl.training.threads import choose_threads, is_wide, learning_step, measure_seconds, suits_cpu
 
 VECTOR = Spaces(Box(-1, 1, (256,)), Discrete(2))
 IMAGE = Spaces(Box(0, 255, (20, 20, 3), np.uint8), Discrete(2))
@@ -92,7 +93,7 @@ def test_measuring_changes_neither_the_network_nor_any_draw(build):
 
 PAGE_FAULTS = """
 import resource, numpy
-from lightning_rl.threads import keep_freed_memory
+from lightning_rl.training.threads import keep_freed_memory
 
 def update():
     return [numpy.ones(600_000, numpy.float32) for _ in range(8)]  # 19 MB, as quantile losses of 256 rows have

@@ -16,7 +16,7 @@ from inspect import unwrap
 from multiprocessing import parent_process
 
 from lightning_rl.errors import SettingError, is_own_file, place_in_code
-from lightning_rl.startup import find_modules_here
+from lightning_rl.processes.startup import find_modules_here
 
 IMPORTED = "LIGHTNING_RL_IMPORTED"
 """Environment variable with the modules that `--import` named; worker processes inherit it."""

@@ -12,7 +12,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from lightning_rl.errors import SettingError, check_path, nearest
-from lightning_rl.startup import config_folder
+from lightning_rl.processes.startup import config_folder
 
 Plain = dict[str, Any]
 """A mapping of plain YAML values: strings, numbers, lists and mappings."""

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lightning_rl.startup import ROOT, search_here_last
+from lightning_rl.processes.startup import ROOT, search_here_last
 
 
 @pytest.mark.parametrize("first", ["", "the folder itself"])

@@ -8,8 +8,8 @@ import torch
 import yaml
 
 from lightning_rl import RecordEpisodes
-from lightning_rl.config_files import Loader, dump
-from lightning_rl.startup import config_folder
+from lightning_rl.processes.startup import config_folder
+from lightning_rl.settings.yaml_files import Loader, dump
 from tests.command_line import run
 from tests.experts import played
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from lightning_rl import EnvConfig
-from lightning_rl.dotted_paths import IMPORTED, check_function
 from lightning_rl.envs.make import make_env
 from lightning_rl.errors import SettingError
+from lightning_rl.settings.dotted_paths import IMPORTED, check_function
 from tests.command_line import TINY, run
 
 MINE = """

@@ -11,9 +11,9 @@ import torch
 from torch.amp import GradScaler
 
 import lightning_rl as lrl
-from lightning_rl.compiling import CompiledLoss, copy_all
 from lightning_rl.errors import NotFiniteError, SettingError
 from lightning_rl.optimization import gradient_step
+from lightning_rl.training.compiling import CompiledLoss, copy_all
 from tests.experts import at_random
 from tests.fitting import Rows, fit, tiny
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from gymnasium.vector.utils import clear_mpi_env_vars
 
 from lightning_rl.errors import SettingError, place_in_code
-from lightning_rl.startup import follow_parent
+from lightning_rl.processes.startup import follow_parent
 
 ANSWER_TIMEOUT = 60.0
 START_TIMEOUT = 300.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_rl.ratings import GROUPS, POINTS, Hessian, Results, elo_change, expected_result, fit_ratings
+from lightning_rl.data.ratings import GROUPS, POINTS, Hessian, Results, elo_change, expected_result, fit_ratings
 
 
 def fit(scores, *args):

@@ -1,0 +1,1 @@
+"""This process and others: how the program starts, its child processes, and the ranks of a distributed run."""

@@ -1,0 +1,1 @@
+"""Settings: their fields and names, YAML files, and objects given by a dotted path."""
