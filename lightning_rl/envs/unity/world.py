@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 
 import numpy as np
 
@@ -130,7 +131,7 @@ class UnityWorld(World):
                 else:
                     latest = self.reported.setdefault(metric, deque(maxlen=RECENT))
                     latest.append(value)
-                    self.stats[metric] = float(np.mean(latest))
+                    self.stats[metric] = fmean(latest)
             scene.player.stats.clear()
 
     def _restart(self, e: int, error: PlayerError) -> None:
