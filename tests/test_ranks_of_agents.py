@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.agents_on_two_ranks import CASES
-from tests.test_distributed import two_processes
+from tests.processes.test_ranks import two_processes
 
 
 @pytest.mark.slow

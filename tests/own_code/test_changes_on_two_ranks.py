@@ -20,7 +20,7 @@ import lightning_rl as lrl
 from tests.fitting import TINY, fit
 from tests.own_code.changes import ALGORITHMS, EQUAL, NETWORK, REFUSED, RUNS, expected, note, restore_torch
 from tests.own_code.test_changes import without_fast_paths
-from tests.test_distributed import two_processes
+from tests.processes.test_ranks import two_processes
 
 ENVIRONMENTS = {lrl.PPO: "CartPole-v1", lrl.SAC: "Pendulum-v1"}
 
