@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from lightning_rl.data.demonstrations import (
     read_rows,
     split_by_episode,
 )
+from lightning_rl.data.interleaved import InterleavedCollector, PlayerCollector
 from lightning_rl.data.opponents import seat_opponents
 from lightning_rl.data.rollout import RolloutDataset
 from lightning_rl.data.self_play import SelfPlayOpponent
@@ -36,7 +38,7 @@ from lightning_rl.data.tensor_collector import TensorCollector
 from lightning_rl.demonstrations.dataset import Demonstration, concatenate_steps, load_demonstrations, summarize
 from lightning_rl.envs.agents.stepper import TeamStepper
 from lightning_rl.envs.agents.world import SharedEnv
-from lightning_rl.envs.config import EnvSource, count_envs, resolve_in_actor
+from lightning_rl.envs.config import EnvConfig, EnvSource, count_envs, resolve_in_actor
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.tensors import HostView
 from lightning_rl.errors import SettingError
@@ -130,7 +132,9 @@ def rollouts(algorithm: LearningModule, n_steps: int, log_probs: bool, actors: A
     return RolloutDataset(collector, planned_iterations(algorithm, collector))
 
 
-def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rollouts: bool = False) -> SteppingCollector | SideCollector:
+def make_collector(
+    algorithm: LearningModule, n_steps: int, log_probs: bool, rollouts: bool = False
+) -> SteppingCollector | SideCollector | InterleavedCollector:
     """Build this rank's environments and collector, for `n_steps` steps per iteration, and seed its random generators.
 
     `rollouts`: whole rollouts are needed; environments on a device store them there.
@@ -140,6 +144,8 @@ def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rol
     acting = seed_draws(algorithm)
     if isinstance(algorithm.env, SharedEnv):
         return make_shared_collector(algorithm, n_steps, acting, log_probs)
+    if rollouts and are_interleaved(algorithm):
+        return make_interleaved_collector(algorithm, n_steps, acting, log_probs)
     stepper = make_fitting_stepper(algorithm.env, algorithm.spaces, first=algorithm.global_rank * count_envs(algorithm.env))
     network, context = algorithm.network, acting_context(algorithm)
     if algorithm.self_play is None:
@@ -152,6 +158,30 @@ def make_collector(algorithm: LearningModule, n_steps: int, log_probs: bool, rol
     if rollouts and isinstance(getattr(stepper, "envs", None), HostView):
         kind = partial(TensorCollector, cuda_graph=algorithm.compile is not False)
     return kind(stepper, algorithm.spaces, network, n_steps, acting, log_probs, context, sees_next(algorithm))
+
+
+def are_interleaved(algorithm: LearningModule) -> bool:
+    """Return whether several players of a scene of Unity are served in turns: agents that learn one by one, all of them."""
+    env, spaces = algorithm.env, algorithm.spaces
+    return isinstance(env, EnvConfig) and env.is_unity and env.num_envs > 1 and not (spaces.groups or spaces.teams or spaces.one_learns)
+
+
+def make_interleaved_collector(algorithm: LearningModule, n_steps: int, acting: int, log_probs: bool) -> InterleavedCollector:
+    """Make a collector for each player of a scene of Unity, which are served in turns."""
+    env, parts = algorithm.env, list[PlayerCollector]()
+    assert isinstance(env, EnvConfig)
+    one, first = replace(env, num_envs=1), algorithm.global_rank * env.num_envs
+    seeds = [int(seed) // 2 for seed in np.random.SeedSequence(acting).generate_state(env.num_envs)]
+    settings = log_probs, acting_context(algorithm), sees_next(algorithm)
+    try:
+        for k in range(env.num_envs):
+            stepper = make_fitting_stepper(one, algorithm.spaces, first + k)
+            parts.append(PlayerCollector(stepper, algorithm.spaces, algorithm.network, n_steps, seeds[k], *settings))
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+    return InterleavedCollector(parts)
 
 
 def make_self_play_opponent(algorithm: LearningModule, num_copies: int) -> SelfPlayOpponent:

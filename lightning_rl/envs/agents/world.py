@@ -44,13 +44,13 @@ class Side:
         moved: whether it has moved since it came.
     """
 
-    def __init__(self, env_name: str, name: str, spaces: Spaces, num_copies: int) -> None:
+    def __init__(self, env_name: str, name: str, spaces: Spaces, num_copies: int, first: int = 0) -> None:
         self.name, self.spaces, self.agents = f"{env_name} {name}".rstrip(), spaces, list(spaces.agents)
         self.num = num = num_copies * len(self.agents)
         self.rows = np.arange(num).reshape(num_copies, -1)
         """The rows of the agents of each copy, `[E, A]`."""
-        self.labels = [f"agent {agent} of environment {e} of {env_name}" for e in range(num_copies) for agent in self.agents]
-        """Name of each row in messages."""
+        self.labels = [f"agent {agent} of environment {first + e} of {env_name}" for e in range(num_copies) for agent in self.agents]
+        """Name of each row in messages; `first` is the number of the first copy."""
         self.obs, self.mask = allocate(spaces.observation, num), spaces.masks(num)
         self.last_obs, self.last_mask = allocate(spaces.observation, num), spaces.masks(num)
         """Final observations and masks of the rows whose episodes ended."""
@@ -194,6 +194,7 @@ class World:
         max_episode_steps: number of steps after which episodes are truncated.
         settings: a fingerprint of the settings, which must equal that of a restored state.
         can_be_saved: whether it can be saved in the middle of an episode.
+        first: number of the first copy in messages.
     """
 
     state_rules: ClassVar[Rules] = {
@@ -219,6 +220,7 @@ class World:
         max_episode_steps: int | None = None,
         settings: str = "",
         can_be_saved: bool = True,
+        first: int = 0,
     ) -> None:
         self.name, self.num_copies, self.max_episode_steps = name, num_copies, max_episode_steps
         self.settings, self.can_be_saved = settings, can_be_saved
@@ -226,7 +228,7 @@ class World:
         """Number of restarts of copies that failed, and a line for the user about each."""
         self.stats: dict[str, float] = {}
         """Metrics that the environments report themselves."""
-        self.sides = {side: Side(name, side, spaces, num_copies) for side, spaces in sides.items()}
+        self.sides = {side: Side(name, side, spaces, num_copies, first) for side, spaces in sides.items()}
         self.all = np.arange(num_copies)
         self.lengths = np.zeros(num_copies, dtype=np.int64)
         """Steps of each copy in its episode."""

@@ -40,10 +40,13 @@ class UnityWorld(World):
     is_endless = True
 
     def __init__(self, config: EnvConfig, sides: Mapping[str, Spaces], first: int = 0) -> None:
-        super().__init__(config.name, config.num_envs, sides, can_be_saved=False)
+        super().__init__(config.name, config.num_envs, sides, can_be_saved=False, first=first)
         self.failures = FailureLimit(
-            f"player {{}} of {config.name}", self.num_copies, DEFAULT_RESTARTS if config.max_restarts is None else config.max_restarts
+            f"player {{}} of {config.name}",
+            first + self.num_copies,
+            DEFAULT_RESTARTS if config.max_restarts is None else config.max_restarts,
         )
+        self.first = first
         self.places: dict[str, tuple[str, int]] = {}
         """By behavior and team: its side, and the index of its first agent there."""
         self.seating: dict[str, Seating] = {}
@@ -63,6 +66,8 @@ class UnityWorld(World):
         """Players that were started again in the last step."""
         self.is_fresh = True
         """Whether the scenes are at the beginning of their first episodes."""
+        self.has_begun = False
+        """Whether the actions of the next step have been sent."""
         self.scenes: list[Scene] = []
         try:
             for e in range(self.num_copies):
@@ -95,10 +100,16 @@ class UnityWorld(World):
                 self._sit(self.scenes[e])
             except PlayerError as error:
                 self._restart(e, error)
-        self.is_fresh = False
+        self.is_fresh = self.has_begun = False
         self.lost.clear()
 
-    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
+    def begin_step(self, actions: Mapping[str, Tree]) -> None:
+        """Send the actions of the next step: the players simulate it until `step`, which gets the same actions, waits for them."""
+        self._send(self.all, actions)
+        self.has_begun = True
+
+    def _send(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> None:
+        """Send actions to K players."""
         actions_of: dict[int, dict[str, Actions]] = {}
         for e in copies:
             scene, chosen = self.scenes[e], actions_of.setdefault(e, {})
@@ -110,6 +121,11 @@ class UnityWorld(World):
                 seats.begin_step()
         for e, chosen in actions_of.items():
             self.scenes[e].player.start(chosen)
+
+    def _step(self, copies: np.ndarray, actions: Mapping[str, Tree]) -> tuple[dict[str, Moves], np.ndarray]:
+        if not self.has_begun:
+            self._send(copies, actions)
+        self.has_begun = False
         self.lost.clear()
         for e in copies:
             try:
@@ -139,7 +155,7 @@ class UnityWorld(World):
         scene, failure = self.scenes[e], str(error)
         while failure:
             scene.player.close(RESTART_PATIENCE)
-            self.notices.append(failure if scene.player.executable is None else self.failures.add(e, failure))
+            self.notices.append(failure if scene.player.executable is None else self.failures.add(self.first + e, failure))
             self.restarts += 1
             try:
                 scene.open()
@@ -216,9 +232,17 @@ class UnityWorld(World):
         for scene in self.scenes:
             scene.set_lessons(lessons)
 
-    def close(self) -> None:
+    def report_to(self, other: "UnityWorld") -> None:
+        """Add what these scenes report to the statistics of another world."""
+        self.stats, self.reported = other.stats, other.reported
+
+    def ask_to_quit(self) -> None:
+        """Ask all players to quit; `close` waits for them."""
         for scene in self.scenes:
             scene.player.ask_to_quit()
+
+    def close(self) -> None:
+        self.ask_to_quit()
         for scene in self.scenes:
             scene.close()
 
