@@ -120,10 +120,11 @@ class InterleavedCollector:
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
         """Return observations of random steps, as `Collector.random_steps` does, shared among the players."""
-        share = -(-count // len(self.parts))
-        rows = [part.random_steps(share, stop) for part in self.parts]
-        self.env_steps, self.rows = self.steps_made, sum(part.rows for part in self.parts)
-        return tree_map(lambda *leaves: torch.cat(leaves), *rows)
+        share, before = -(-count // len(self.parts)), sum(part.rows for part in self.parts)
+        seen = [part.random_steps(share, stop) for part in self.parts]
+        self.env_steps = self.steps_made
+        self.rows += sum(part.rows for part in self.parts) - before
+        return tree_map(lambda *leaves: torch.cat(leaves), *seen)
 
     def reset(self) -> None:
         """Start an episode in all players, continuing their random streams."""

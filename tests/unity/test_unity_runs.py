@@ -208,9 +208,10 @@ def test_a_policy_that_cannot_be_exported_is_one_line_and_no_failure(scene, caps
 
 
 @pytest.mark.thorough
-def test_a_run_continues_with_new_episodes(scene, capsys):
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_run_continues_with_new_episodes(scene, capsys, num_envs):
     own = scene()
-    assert fit(own, "--model.n_steps=16") == 0
+    assert fit(own, "--model.n_steps=16", num_envs=num_envs) == 0
     again = "--config runs/PPO/Reach/version_0/config.yaml --ckpt_path last --trainer.run_name version_0"
     assert main(["fit", *again.split(), "--model.max_env_steps=1024"]) == 0
     out = capsys.readouterr().out
