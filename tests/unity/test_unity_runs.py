@@ -329,6 +329,13 @@ def test_ppo_learns_to_reach(scene, folder, capsys, seed):
 
 
 @pytest.mark.slow
+def test_four_players_learn_to_reach_as_one(scene, folder, capsys):
+    own = f"{ON_POLICY} --model.batch_size=256 --model.n_epochs=4 --seed_everything=1"
+    assert fit(scene("--count", "4"), *own.split(), steps=40_000, num_envs=4) == 0
+    assert read_last(folder, "PPO", "rollout/ep_rew_mean") >= 1.7
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "kind", "steps", "options"),
     [
