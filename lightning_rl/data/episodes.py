@@ -69,6 +69,13 @@ class EpisodeStatistics:
         """Episodes that ended in the current iteration."""
         self.episodes = 0
 
+    def of_rows(self, rows: slice) -> EpisodeStatistics:
+        """Return statistics of some environments alone, whose episodes are added to these."""
+        part = EpisodeStatistics(0)
+        part.running_return, part.running_length = self.running_return[rows], self.running_length[rows]
+        part.add = self.add  # type: ignore[method-assign]
+        return part
+
     def update(self, step: EnvStep) -> None:
         """Add one step of all environments."""
         self.running_return += step.reward

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from lightning_rl.data.collector import INTERRUPTED, Collector
@@ -19,15 +18,23 @@ from lightning_rl.types import Rollout, State, Tree, tree_map
 class PlayerCollector(Collector):
     """Steps the agents of one player in two halves, between which the player simulates."""
 
+    bad_steps = 0
+    """The player's number of bad steps in a row; the guard is that of all players."""
+
     def begin_step(self) -> None:
         """Act, and send the actions."""
+        self.guard.bad_steps = self.bad_steps
         self.action = self.act()
+        self.bad_steps = self.guard.bad_steps
         if not self._restarts:
             self.world.begin_step({SIDE: self.action})
 
     def finish_step(self) -> None:
         """Wait for the results, and store them."""
-        self.store(self.stepper.restart_all() if self._restarts else self.stepper.step(self.action))
+        step = self.stepper.restart_all() if self._restarts else self.stepper.step(self.action)
+        self.guard.bad_steps = self.bad_steps
+        self.store(step)
+        self.bad_steps = self.guard.bad_steps
 
     @property
     def world(self) -> UnityWorld:
@@ -51,11 +58,14 @@ class InterleavedCollector:
         self.num_envs = sum(part.num_envs for part in parts)
         """Number of rows of all players."""
         self.statistics = EpisodeStatistics(self.num_envs)
-        self.env_steps = self.rows = 0
+        self.env_steps, self.rows_before = 0, 0
+        """Environment steps up to the last iteration, and rows of a run that was continued."""
         self.interrupted = False
         self.last_rollout: Any = ()
-        for part in parts[1:]:
+        begin = 0
+        for part in parts:
             part.world.report_to(first.world)
+            part.statistics = self.statistics.of_rows(slice(begin, begin := begin + part.num_envs))
 
     @property
     def guard(self) -> Guard:
@@ -79,6 +89,11 @@ class InterleavedCollector:
             part.env_steps = count  # a player's own steps are added within an iteration
 
     @property
+    def rows(self) -> int:
+        """Return the number of stepped rows, experience or not."""
+        return self.rows_before + sum(part.rows for part in self.parts)
+
+    @property
     def steps_made(self) -> int:
         """Return a number that grows with each environment step, as `Collector.steps_made` does."""
         return self.env_steps + sum(part.env_steps - self.env_steps for part in self.parts)
@@ -92,6 +107,7 @@ class InterleavedCollector:
 
     def _unroll(self) -> Unroll:
         """Return the experience of the next `n_steps` steps."""
+        self.statistics.finished.clear()
         for part in self.parts:
             part.t = 0
             part.begin_step()
@@ -101,18 +117,7 @@ class InterleavedCollector:
                 if t < self.n_steps:
                     part.begin_step()
         self.env_steps = self.steps_made
-        self.rows += self.n_steps * self.num_envs
-        self._note_episodes()
         return join([part.pack() for part in self.parts])
-
-    def _note_episodes(self) -> None:
-        """Note the episodes that ended in this iteration, and how far the others are."""
-        statistics, of_parts = self.statistics, [part.statistics for part in self.parts]
-        statistics.finished.clear()
-        for episode in (episode for part in of_parts for episode in part.finished):
-            statistics.add(episode)
-        statistics.running_return = np.concatenate([part.running_return for part in of_parts])
-        statistics.running_length = np.concatenate([part.running_length for part in of_parts])
 
     def rollout(self) -> Rollout:
         """Return the environments' results of the last iteration; the fields that a network adds are empty."""
@@ -120,10 +125,11 @@ class InterleavedCollector:
 
     def random_steps(self, count: int, stop: Callable[[], bool] = lambda: False) -> Tree:
         """Return observations of random steps, as `Collector.random_steps` does, shared among the players."""
-        share, before = -(-count // len(self.parts)), sum(part.rows for part in self.parts)
-        seen = [part.random_steps(share, stop) for part in self.parts]
-        self.env_steps = self.steps_made
-        self.rows += sum(part.rows for part in self.parts) - before
+        share = -(-count // len(self.parts))
+        try:
+            seen = [part.random_steps(share, stop) for part in self.parts]
+        finally:
+            self.env_steps = self.steps_made
         return tree_map(lambda *leaves: torch.cat(leaves), *seen)
 
     def reset(self) -> None:
@@ -138,8 +144,8 @@ class InterleavedCollector:
             part.restart_episodes()
 
     def interrupt(self) -> None:
-        """Abandon the current episodes after an error."""
-        self.interrupted = True
+        """Abandon the current episodes after an error; the steps of the unfinished iteration count."""
+        self.interrupted, self.env_steps = True, self.steps_made
         for part in self.parts:
             part.interrupt()
 
@@ -156,7 +162,11 @@ class InterleavedCollector:
 
     def take_notices(self) -> list[str]:
         """Return the lines for the user since the last call."""
-        return [notice for part in self.parts for notice in part.take_notices()]
+        of_scenes = [notice for part in self.parts for notice in part.stepper.notices]
+        of_the_policy = dict.fromkeys(notice for part in self.parts for notice in part.notices)  # all players have the same
+        for part in self.parts:
+            part.take_notices()
+        return [*of_scenes, *of_the_policy]
 
     def close(self) -> None:
         """Close all players; each gets time to quit while the others do."""
@@ -172,7 +182,7 @@ class InterleavedCollector:
 
     def set_state(self, state: State) -> str | None:
         """Restore a state before the first iteration. Return None, or the reason why the players start new episodes."""
-        self.env_steps, self.rows = state["env_steps"], state["rows"]
+        self.env_steps, self.rows_before = state["env_steps"], state["rows"] - sum(part.rows for part in self.parts)
         self.statistics.set_state(state["statistics"])
         self.statistics.forget()
         if state.get("interrupted", False):

@@ -178,8 +178,8 @@ def make_interleaved_collector(algorithm: LearningModule, n_steps: int, acting: 
             stepper = make_fitting_stepper(one, algorithm.spaces, first + k)
             parts.append(PlayerCollector(stepper, algorithm.spaces, algorithm.network, n_steps, seeds[k], *settings))
     except BaseException:
-        for part in parts:
-            part.close()
+        if parts:
+            InterleavedCollector(parts).close()
         raise
     return InterleavedCollector(parts)
 

@@ -8,9 +8,13 @@ import torch
 
 import lightning_rl as lrl
 from lightning_rl.data.collector import Collector
+from lightning_rl.data.interleaved import PlayerCollector
+from lightning_rl.envs.agents.stepper import RowStepper
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.envs.stepping import make_fitting_stepper
 from lightning_rl.envs.unity.player import Player
+from lightning_rl.errors import NotFiniteError
+from lightning_rl.nan_policy import Guard
 from lightning_rl.training.experience import make_interleaved_collector
 from lightning_rl.types import tree_map
 from tests.unity.scenes import build, find_players
@@ -118,3 +122,47 @@ def test_random_steps_and_new_episodes_concern_all_players(make):
     assert not collector.rollout().valid[0].any() and collector.rollout().valid[1].all()
     collector.reset()
     assert not collector.parts[1].statistics.running_return.any()
+
+
+@pytest.mark.thorough
+def test_steps_of_an_iteration_that_an_error_ends_count(make, monkeypatch):
+    _, collector = make()
+    collector.collect()
+    before, episodes, stored = collector.env_steps, collector.statistics.episodes, []
+    store = PlayerCollector.store
+
+    def fail(self, step):
+        stored.append(step)
+        if len(stored) == 80:
+            raise ValueError("broken")
+        return store(self, step)
+
+    monkeypatch.setattr(PlayerCollector, "store", fail)
+    with pytest.raises(ValueError, match="broken"):
+        collector.collect()
+    for _ in range(2):  # as of a run that fails again while it saves
+        collector.interrupt()
+        assert collector.env_steps == collector.steps_made == before + sum(int(step.valid.sum()) for step in stored[:-1])
+        assert collector.rows == 3 * (2 * STEPS + 79)
+        assert collector.statistics.episodes == episodes + sum(len(step.ended) for step in stored[:-1])
+
+
+@pytest.mark.thorough
+def test_bad_steps_in_a_row_are_those_of_a_player(make, monkeypatch):
+    _, collector = make(steps=80)
+    collector.guard = Guard("skip_update")
+    bad, wait = [collector.parts[0]], RowStepper.step
+
+    def step(self, action):
+        result = wait(self, action)
+        if self in [part.stepper for part in bad]:
+            result.reward[0] = np.nan
+        return result
+
+    monkeypatch.setattr(RowStepper, "step", step)
+    collector.collect()
+    assert [part.bad_steps for part in collector.parts] == [80, 0]
+    bad.append(collector.parts[1])
+    with pytest.raises(NotFiniteError, match="for 100 steps in a row"):
+        collector.collect()
+    assert collector.parts[1].bad_steps == 19  # the first player was served before it

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from statistics import fmean
 
 import numpy as np
@@ -91,6 +92,9 @@ class UnityWorld(World):
 
     def _start(self, copies: np.ndarray, seed: int | None) -> None:
         """Start all episodes again, unless the players have just begun. Their seeds are those of the run when they are started."""
+        for e in copies if self.has_begun else ():
+            with suppress(PlayerError):
+                self.scenes[e].player.finish()  # the answer to a step that nobody waits for
         for e in copies:
             self.scenes[e].keep_log()
             if not self.is_fresh:
