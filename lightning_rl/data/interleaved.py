@@ -1,6 +1,7 @@
 """Collect from scenes of Unity in turns: while one player is served, the others simulate."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -62,10 +63,11 @@ class InterleavedCollector:
         """Environment steps up to the last iteration, and rows of a run that was continued."""
         self.interrupted = False
         self.last_rollout: Any = ()
-        begin = 0
+        end = 0
         for part in parts:
+            begin, end = end, end + part.num_envs
             part.world.report_to(first.world)
-            part.statistics = self.statistics.of_rows(slice(begin, begin := begin + part.num_envs))
+            part.statistics = self.statistics.of_rows(slice(begin, end))
 
     @property
     def guard(self) -> Guard:
@@ -127,7 +129,8 @@ class InterleavedCollector:
         """Return observations of random steps, as `Collector.random_steps` does, shared among the players."""
         share = -(-count // len(self.parts))
         try:
-            seen = [part.random_steps(share, stop) for part in self.parts]
+            with ThreadPoolExecutor(len(self.parts)) as threads:  # which wait for their players at the same time
+                seen = list(threads.map(lambda part: part.random_steps(share, stop), self.parts))
         finally:
             self.env_steps = self.steps_made
         return tree_map(lambda *leaves: torch.cat(leaves), *seen)
