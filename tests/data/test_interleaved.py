@@ -19,7 +19,6 @@ from lightning_rl.training.experience import make_interleaved_collector
 from lightning_rl.types import tree_map
 from tests.unity.scenes import build, find_players
 
-pytest.importorskip("grpc")
 STEPS, SEED = 60, 7
 """An episode of the scene has at most 50 steps."""
 
