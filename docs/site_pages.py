@@ -20,7 +20,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".cfg": "ini", ".md": "markdown",
 GROUPS = {
     "Algorithms": ("algorithms", "training.behaviors"),
     "Runs and evaluation": ("training", "callbacks", "policy", "exporting", "reports", "errors"),
-    "Settings": ("envs", "actors", "networks", "data", "demonstrations", "fields"),
+    "Settings": ("envs", "actors", "networks", "data", "demonstrations", "settings"),
 }
 """The parts of the reference, and the packages whose classes and functions they show."""
 
