@@ -16,12 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from lightning_rl.errors import ProgramEndedError, SettingError
 from lightning_rl.networks.acting import Structure, changes_everywhere, changes_of, copy_network, list_changes, structure_of
-from lightning_rl.processes.children import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, FailureLimit, WorkerError, error_line
+from lightning_rl.processes.children import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, FailureLimit, WorkerError, error_line, one_thread
 
 
 class Worker(Protocol):
@@ -328,7 +327,7 @@ class RemoteWorker:
 
     def __init__(self, index: int, restarts: int, made_of: bytes) -> None:
         torch.set_num_threads(1)  # the other workers have the other cores
-        threadpool_limits(limits=1, user_api="blas")  # as `one_thread` in the run's process
+        one_thread()
         self.index, self.restarts, self.made_of = index, restarts, made_of
         self.worker: Worker | None = None
 

@@ -1,4 +1,4 @@
-"""Child processes that communicate over pipes: starting and ending them, and a limit on worker failures."""
+"""Child processes that communicate over pipes: starting and ending them, a limit on worker failures, and one thread for each process."""
 
 import atexit
 import os
@@ -13,6 +13,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from gymnasium.vector.utils import clear_mpi_env_vars
+from threadpoolctl import threadpool_limits
 
 from lightning_rl.errors import SettingError, place_in_code
 from lightning_rl.processes.startup import follow_parent
@@ -29,6 +30,11 @@ LONGEST_WAIT = 2e6
 
 class WorkerError(SettingError):
     """A worker raised an exception, or failed too often."""
+
+
+def one_thread() -> threadpool_limits:
+    """Limit numpy's BLAS to one thread, until the returned context ends: small matrices are slower with more."""
+    return threadpool_limits(limits=1, user_api="blas")
 
 
 def error_line(error: Exception) -> str:

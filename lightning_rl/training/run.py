@@ -23,11 +23,11 @@ from lightning_rl.envs.lessons import PlainSampler, as_parameter, change_paramet
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
 from lightning_rl.networks.acting import changes_everywhere, changes_of, structure_of
+from lightning_rl.processes.children import one_thread
 from lightning_rl.processes.ranks import leave_results, merge_metrics, of_all_ranks
 from lightning_rl.training.hooks import RunModule, call_last_hook, has_kind
 from lightning_rl.training.learner import Learner
 from lightning_rl.training.state import Additions, RunLog, is_packaged, random_state, read_attributes, set_random_state, write_attributes
-from lightning_rl.training.threads import one_thread
 from lightning_rl.types import State
 
 

@@ -9,7 +9,6 @@ from copy import deepcopy
 
 import torch
 from gymnasium.spaces import Space
-from threadpoolctl import threadpool_limits
 
 from lightning_rl.envs.config import EnvConfig
 from lightning_rl.networks.acting import PolicyNetwork
@@ -37,11 +36,6 @@ def torch_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def one_thread() -> threadpool_limits:
-    """Limit numpy's BLAS to one thread, until the returned context ends: small matrices are slower with more."""
-    return threadpool_limits(limits=1, user_api="blas")
 
 
 def keep_freed_memory() -> None:

@@ -29,6 +29,7 @@ from lightning_rl.envs.make import find_user_module
 from lightning_rl.envs.unity.scene import Scene
 from lightning_rl.errors import LostRankError, RunStoppedError, SettingError, check_flag, check_path, check_range, printable
 from lightning_rl.loggers import MetricsLogger, going_on, hidden_notices, how_to_upload, quiet_tensorboard, set_up_wandb
+from lightning_rl.processes.children import one_thread
 from lightning_rl.processes.ranks import forward_signal, report_lost_ranks, take_results
 from lightning_rl.processes.startup import leave_the_program
 from lightning_rl.settings.fields import as_settings, settings_of
@@ -53,7 +54,7 @@ from lightning_rl.training.run_folder import (
     write_config,
 )
 from lightning_rl.training.state import draw_seed
-from lightning_rl.training.threads import choose_threads, keep_freed_memory, one_thread, suits_cpu, torch_threads
+from lightning_rl.training.threads import choose_threads, keep_freed_memory, suits_cpu, torch_threads
 from lightning_rl.training.trainer_flags import (
     check_barebones,
     check_beginning,
