@@ -46,8 +46,8 @@ class PlayerCollector(Collector):
 class InterleavedCollector:
     """Collects rollouts of several players, each with a collector of its own, side by side.
 
-    A player gets its next actions as soon as its turn comes after its answer, and simulates while the others are served; with one collector
-    each step would wait for the slowest player, and all players for the actions. The order of turns is fixed, so it changes no draws.
+    In its turn a player answers and gets its next actions, which it simulates while the others have theirs. With one collector for all,
+    each step would wait for the slowest player. The order of turns is fixed, so draws do not depend on which player is fast.
 
     Args:
         parts: the collectors, in the order of their rows.
@@ -59,8 +59,9 @@ class InterleavedCollector:
         self.num_envs = sum(part.num_envs for part in parts)
         """Number of rows of all players."""
         self.statistics = EpisodeStatistics(self.num_envs)
-        self.env_steps, self.rows_before = 0, 0
-        """Environment steps up to the last iteration, and rows of a run that was continued."""
+        self.env_steps = 0
+        self.rows_before = 0
+        """Number of rows before the run was continued."""
         self.interrupted = False
         self.last_rollout: Any = ()
         end = 0

@@ -271,7 +271,8 @@ def join(unrolls: Sequence[Unroll]) -> Unroll:
     if len(unrolls) == 1:
         return unrolls[0]
     bodies = [unroll._replace(ends=()) for unroll in unrolls]  # type: ignore[arg-type]
-    joined: Unroll = tree_map(lambda *leaves: (torch.cat if isinstance(leaves[0], Tensor) else np.concatenate)(leaves, 1), *bodies)
+    join_leaves: Callable[..., Any] = torch.cat if isinstance(unrolls[0].reward, Tensor) else np.concatenate
+    joined: Unroll = tree_map(lambda *leaves: join_leaves(leaves, 1), *bodies)
     first = np.cumsum([0, *(unroll.reward.shape[1] for unroll in unrolls)])
     ends = [unroll.ends._replace(env=unroll.ends.env + shift) for unroll, shift in zip(unrolls, first, strict=False)]
     ends = [part for part in ends if len(part.step)] or ends[:1]

@@ -137,7 +137,7 @@ def make_collector(
 ) -> SteppingCollector | SideCollector | InterleavedCollector:
     """Build this rank's environments and collector, for `n_steps` steps per iteration, and seed its random generators.
 
-    `rollouts`: whole rollouts are needed; environments on a device store them there.
+    `rollouts`: whole rollouts are needed; environments on a device store them there, and players of Unity are served in turns.
     """
     if algorithm.env is None:
         raise SettingError("this algorithm was loaded without an environment; pass env= to train it")
@@ -161,13 +161,13 @@ def make_collector(
 
 
 def are_interleaved(algorithm: LearningModule) -> bool:
-    """Return whether several players of a scene of Unity are served in turns: agents that learn one by one, all of them."""
+    """Return whether there are several players of a scene of Unity to serve in turns, in which each agent learns by itself."""
     env, spaces = algorithm.env, algorithm.spaces
     return isinstance(env, EnvConfig) and env.is_unity and env.num_envs > 1 and not (spaces.groups or spaces.teams or spaces.one_learns)
 
 
 def make_interleaved_collector(algorithm: LearningModule, n_steps: int, acting: int, log_probs: bool) -> InterleavedCollector:
-    """Make a collector for each player of a scene of Unity, which are served in turns."""
+    """Make the collector of players that are served in turns; `acting`: the seed from which each player's draws have their own."""
     env, parts = algorithm.env, list[PlayerCollector]()
     assert isinstance(env, EnvConfig)
     one, first = replace(env, num_envs=1), algorithm.global_rank * env.num_envs

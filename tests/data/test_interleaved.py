@@ -144,6 +144,9 @@ def test_steps_of_an_iteration_that_an_error_ends_count(make, monkeypatch):
         assert collector.env_steps == collector.steps_made == before + sum(int(step.valid.sum()) for step in stored[:-1])
         assert collector.rows == 3 * (2 * STEPS + 79)
         assert collector.statistics.episodes == episodes + sum(len(step.ended) for step in stored[:-1])
+    monkeypatch.undo()
+    collector.collect()
+    assert all(part.world.scenes[0].player.requests.empty() for part in collector.parts), "each answer belongs to its step"
 
 
 @pytest.mark.thorough
