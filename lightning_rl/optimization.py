@@ -365,16 +365,6 @@ def describe_unlearned(module: nn.Module, optimizers: Iterable[Optimizer], other
     return f"{sum(left.values()):,} parameters are not learned, since no optimizer holds them: {', '.join(names[:3])}{more}"
 
 
-def are_float32(optimizers: Sequence[Optimizer]) -> bool:
-    """Return whether all parameters of optimizers are float32."""
-    for optimizer in optimizers:  # loops: this runs in each iteration
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.dtype is not torch.float32:
-                    return False
-    return True
-
-
 def first_rate(optimizers: Sequence[Optimizer]) -> float | None:
     """Return the learning rate of the first optimizer; None if there is no optimizer or it has no learning rate."""
     groups = [group for optimizer in optimizers[:1] for group in getattr(optimizer, "param_groups", [])]

@@ -23,7 +23,8 @@ from lightning_rl.envs.masks import Masks
 from lightning_rl.envs.video import RecordVideo, with_render_mode
 from lightning_rl.envs.wrapper_effects import check_saved_statistics
 from lightning_rl.errors import NotFiniteError, SettingError, check_flag, check_range, check_seed
-from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy, check_float32, copy_network
+from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
+from lightning_rl.networks.changes import check_float32, copy_network
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
 from lightning_rl.training.behaviors import choose_behavior

@@ -31,7 +31,7 @@ USED = {
     "envs/snapshot/vector.py": {"_autoreset_envs": "gymnasium.vector.sync_vector_env"},
     "envs/sync.py": {"_add_info": "gymnasium.vector.vector_env"},
     "loggers.py": dict.fromkeys(("_wandb_init", "_offline"), "pytorch_lightning.loggers.wandb"),
-    "networks/acting.py": dict.fromkeys(("_global_forward_hooks", "_global_forward_pre_hooks"), "torch.nn.modules.module"),
+    "networks/changes.py": dict.fromkeys(("_global_forward_hooks", "_global_forward_pre_hooks"), "torch.nn.modules.module"),
     "optimization.py": {
         **dict.fromkeys(("_foreach_add_", "_fused_adam_"), "torch.optim.adam"),
         **dict.fromkeys(("_foreach_mul_", "_foreach_norm"), "torch.nn.utils.clip_grad"),

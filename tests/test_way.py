@@ -23,15 +23,15 @@ def load_way():
 
 
 MOST = {
-    "PPO": (15, 59),
-    "SAC": (19, 76),
-    "MultiAgent": (24, 101),
-    "POCA": (23, 91),
-    "setting in Python": (31, 100),
-    "setting on the command line": (41, 148),
+    "PPO": (15, 58),
+    "SAC": (19, 75),
+    "MultiAgent": (24, 100),
+    "POCA": (23, 90),
+    "setting in Python": (29, 99),
+    "setting on the command line": (39, 147),
     "save": (16, 44),
-    "load_policy": (36, 144),
-    "evaluate": (47, 221),
+    "load_policy": (34, 143),
+    "evaluate": (46, 220),
 }
 """The largest number of files and functions of each way. A change may lower them; one that raises them says why in the changelog."""
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ProgramEndedError, SettingError
-from lightning_rl.networks.acting import Structure, changes_everywhere, changes_of, copy_network, list_changes, structure_of
+from lightning_rl.networks.changes import Structure, changes_everywhere, changes_of, copy_network, list_changes, structure_of
 from lightning_rl.processes.children import ANSWER_TIMEOUT, MAX_RESTARTS, START_TIMEOUT, FailureLimit, WorkerError, error_line, one_thread
 
 

@@ -22,7 +22,7 @@ from lightning_rl.envs.config import EnvSetting, as_config, count_envs
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.unity.scene import find_groups, find_roles
 from lightning_rl.errors import SettingError, check_choice
-from lightning_rl.networks.acting import structure_of
+from lightning_rl.networks.changes import structure_of
 from lightning_rl.networks.memory import Memory, as_memory
 from lightning_rl.networks.mlp import NetArch
 from lightning_rl.networks.normalization import eval_mode

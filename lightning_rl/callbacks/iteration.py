@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TypeVar
 
 import pytorch_lightning as pl
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lightning_rl.callbacks import AlgorithmRun, callbacks_of
@@ -21,7 +20,7 @@ from lightning_rl.callbacks.recording import PlotCurve
 from lightning_rl.callbacks.self_play import SelfPlay
 from lightning_rl.callbacks.stopping import check_savers, follow_evaluations, forget_reasons
 from lightning_rl.errors import SettingError, check_range, is_interrupt
-from lightning_rl.networks.acting import changes_of, copy_network, structure_of
+from lightning_rl.networks.changes import changes_of, copy_network, structure_of
 
 Network = TypeVar("Network", bound=nn.Module)
 REFUSED_CALLBACKS = {
@@ -93,46 +92,6 @@ def match_target(online: nn.Module, target: nn.Module) -> None:
         target.__class__ = copied.__class__
         vars(target).clear()
         vars(target).update(vars(copied))
-
-
-class NewParts:
-    """Notices modules, parameters and functions `forward` that are assigned to a module or to one of its parts, until `end`.
-
-    Args:
-        module: the algorithm.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.begin()
-        kinds = register_module_module_registration_hook, register_module_parameter_registration_hook
-        self.handles = [register(self.notice) for register in kinds]
-
-    def begin(self) -> None:
-        """Begin to look for parts that are not there yet."""
-        self.assigned = False
-        self.parts = list(self.module.modules())[1:]  # Lightning replaces the algorithm's own `forward` itself
-        self.known = {id(self.module), *map(id, self.parts)}
-        self.forwards = forwards_of(self.parts)
-
-    def found(self) -> bool:
-        """Return whether there are new parts."""
-        return self.assigned or forwards_of(self.parts) != self.forwards
-
-    def notice(self, module: nn.Module, name: str, part: nn.Module | nn.Parameter | None) -> None:
-        """Note that a part was assigned, if it was assigned to the algorithm; torch calls this for all modules of the process."""
-        if id(module) in self.known:
-            self.assigned = True
-
-    def end(self) -> None:
-        """Look no longer."""
-        for handle in self.handles:
-            handle.remove()
-
-
-def forwards_of(parts: Iterable[nn.Module]) -> list[object]:
-    """Return the functions that replace `forward` in modules, None where there is none."""
-    return [vars(part).get("forward") for part in parts]
 
 
 BEFORE_USERS = (SelfPlay, Curriculum, RolloutEvaluator)

@@ -17,7 +17,8 @@ from lightning_rl.envs.agents.world import Moves, Side, World
 from lightning_rl.envs.sync import close_env
 from lightning_rl.errors import RunStoppedError
 from lightning_rl.nan_policy import Guard, check_episode
-from lightning_rl.networks.acting import ActingPolicy, check_float32
+from lightning_rl.networks.acting import ActingPolicy
+from lightning_rl.networks.changes import check_float32
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import OWN, Spaces, allocate, legal_sample, without_hidden
 from lightning_rl.types import Tree, is_finite, tree_index, tree_map, tree_stack, tree_to_numpy

@@ -19,7 +19,8 @@ from lightning_rl.envs.snapshot.state import seed_spaces
 from lightning_rl.envs.sync import close_env, contract_of, name_of
 from lightning_rl.errors import RunStoppedError, SettingError
 from lightning_rl.nan_policy import BadStep, check_episode
-from lightning_rl.networks.acting import ActingPolicy, check_float32
+from lightning_rl.networks.acting import ActingPolicy
+from lightning_rl.networks.changes import check_float32
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.processes.ranks import of_all_ranks
 from lightning_rl.spaces import allocate, as_spaces

@@ -20,7 +20,8 @@ from lightning_rl.data.opponents import Script, draw_actions, name_opponent
 from lightning_rl.distributions.distribution import EpsilonGreedy
 from lightning_rl.envs.agents.stepper import Opponent
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import PolicyNetwork, changes_of, copy_network, structure_of
+from lightning_rl.networks.acting import PolicyNetwork
+from lightning_rl.networks.changes import changes_of, copy_network, structure_of
 from lightning_rl.settings.fields import Range, read_fields
 from lightning_rl.spaces import JOINT, OWN
 from lightning_rl.types import State, Tree, tree_index, tree_map, tree_to_numpy

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import gymnasium as gym
 
-from lightning_rl.envs.agents.copies import is_path
 from lightning_rl.envs.agents.vmas import is_vmas
 from lightning_rl.envs.agents.world import SharedEnv
 from lightning_rl.envs.games import GAMES
@@ -28,6 +28,8 @@ from lightning_rl.settings.fields import Range, as_settings, read_fields
 Vectorization = Literal["auto", "sync", "async", "native", "envpool"]
 Autoreset = Literal["SAME_STEP", "NEXT_STEP", "DISABLED"]
 MAX_ENVS = 10**6
+PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+"""Pattern of paths: of a module, or of a function or class in it."""
 T = TypeVar("T")
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ class EnvConfig:
             if not isinstance(getattr(self, name), kind):
                 raise SettingError(f"env.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
         object.__setattr__(self, "wrappers", [as_wrapper(wrapper) for wrapper in self.wrappers])
-        if not as_parameters(self.parameters) and self.observe_parameters:
+        if (self.parameters == {} or not as_parameters(self.parameters)) and self.observe_parameters:
             raise SettingError("env.observe_parameters needs env.parameters")
         for name in ("atari", "observe_parameters"):
             object.__setattr__(self, name, bool(getattr(self, name)))  # in Python also 1 or an empty list
@@ -180,6 +182,11 @@ class EnvConfig:
     def is_several_games(self) -> bool:
         """Return whether these are several Atari games, each of which `auto` steps in its own worker."""
         return self.atari and self.num_envs > 1
+
+
+def is_path(env_id: str) -> bool:
+    """Return whether an id is the path of a module, function or class, and not registered in gymnasium."""
+    return PATH.fullmatch(env_id) is not None and env_id not in gym.registry
 
 
 def changed_task(before: object, now: object) -> list[str]:

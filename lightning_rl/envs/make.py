@@ -21,10 +21,10 @@ import numpy as np
 from gymnasium.envs import registration
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
-from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, is_path, wrap_agents
+from lightning_rl.envs.agents.copies import AgentsEnv, find_builder, has_agents, is_packaged, wrap_agents
 from lightning_rl.envs.agents.vmas import Scenario, VmasCopies
 from lightning_rl.envs.classic_control import ClassicControlEnvs, should_step_at_once
-from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, EnvSource, resolve_vectorization, single_env_config
+from lightning_rl.envs.config import DEFAULT_NUM_ENVS, EnvConfig, EnvSource, is_path, resolve_vectorization, single_env_config
 from lightning_rl.envs.lessons import as_parameters
 from lightning_rl.envs.masks import Masks, with_mask_info
 from lightning_rl.envs.parameters import EnvParameters

@@ -23,7 +23,7 @@ from lightning_rl.envs.config import EnvConfig
 from lightning_rl.errors import SettingError, check_choice, missing_extra
 from lightning_rl.exporting.formats import Onnx, PolicyGraph, Run, Safetensors, Torch
 from lightning_rl.exporting.unity import Unity, UnityGraph
-from lightning_rl.networks.acting import copy_network, list_changes
+from lightning_rl.networks.changes import copy_network, list_changes
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.policy import Env, Policy, load_run
 from lightning_rl.settings.yaml_files import Plain

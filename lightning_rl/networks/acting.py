@@ -1,13 +1,9 @@
 """Acting: the interface of policy networks, and actors that evaluate them cheaply during rollouts."""
 
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
-from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import cloudpickle
 import numpy as np
 import torch
 from gymnasium.spaces import Space
@@ -16,6 +12,7 @@ from torch import Generator, Tensor, nn
 from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.errors import SettingError
+from lightning_rl.networks.changes import REPLACEABLE, has_global_hooks, is_replaced
 from lightning_rl.networks.encoders import OwnEncoder, TreeEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer, RunningMeanStd
@@ -31,10 +28,6 @@ NUMPY_ACTIVATIONS: dict[type, Callable[[np.ndarray], np.ndarray | None]] = {
     nn.Identity: lambda x: None,
 }
 """Activations that numpy applies in place."""
-REPLACEABLE = {"forward", "policy", "sample", "mode", "noise", "draw", "to_env", "shift_and_scale", "initial"}
-"""Methods of a policy's parts that a user may replace in an instance or a class; the numpy actor then leaves it to torch."""
-PACKAGES = ("torch", "lightning_rl")
-"""Packages whose methods the numpy actor knows."""
 
 
 class ActingPolicy(Protocol):
@@ -51,15 +44,6 @@ class ActingPolicy(Protocol):
     def sample(
         self, obs: Tree, memory: Tree, episode_start: Tensor | None, action_mask: Tree, *, deterministic: bool = ..., generator: Generator
     ) -> tuple[Tree, Tree]: ...
-
-
-def check_float32(*networks: nn.Module | ActingPolicy) -> None:
-    """Raise `SettingError` unless all parameters of networks are float32, as observations and returns are."""
-    for network in networks:
-        for parameter in network.parameters():
-            if parameter.is_floating_point() and parameter.dtype != torch.float32:
-                problem = f"{type(network).__name__} has parameters of {parameter.dtype}"
-                raise SettingError(f"{problem}: networks act and learn in torch.float32; leave out .double() or .half(), or call .float()")
 
 
 class ActingNetwork(ActingPolicy, Protocol):
@@ -321,24 +305,6 @@ def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, context:
     return TorchActor(network, obs, generator, context)
 
 
-METHODS: dict[type, list[tuple[str, object]]] = {}
-"""The methods of classes of parts that numpy was found to fit: it does as long as these are the same."""
-
-
-def packaged_methods(kind: type) -> list[tuple[str, object]]:
-    """Return the replaceable methods of a class and note them; None in their place if one was replaced."""
-    methods = [(name, getattr(kind, name)) for name in sorted(REPLACEABLE) if hasattr(kind, name)]
-    if any(is_replaced(method) for _, method in methods):
-        return [(name, None) for name, _ in methods]
-    METHODS[kind] = methods
-    return methods
-
-
-def is_replaced(method: object) -> bool:
-    """Return whether a method of a class of `PACKAGES` is a function from elsewhere."""
-    return isinstance(method, FunctionType) and method.__module__.partition(".")[0] not in PACKAGES
-
-
 def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     """Return whether the numpy actor computes the same for these observations as torch.
 
@@ -348,10 +314,10 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     perceptron = network.perceptron()
     if perceptron is None or not perceptron.encoder.is_vector or type(perceptron.layers) is not nn.Sequential:
         return False
-    modules, everywhere = list(perceptron.layers), torch.nn.modules.module
+    modules = list(perceptron.layers)
     if not modules or not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
         return False
-    for layer, activation in zip(modules[::2], [*modules[1::2], None], strict=False):  # loops: this runs in each iteration
+    for layer, activation in zip(modules[::2], [*modules[1::2], None], strict=False):
         if type(layer) is not nn.Linear or layer.bias is None or layer.in_features > MAX_WIDTH:
             return False
         weight = layer.weight
@@ -366,11 +332,9 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
         attributes = vars(part)
         if attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks") or not REPLACEABLE.isdisjoint(attributes):
             return False
-    for kind in set(map(type, all_parts)):
-        for name, method in METHODS.get(kind) or packaged_methods(kind):
-            if getattr(kind, name) is not method:
-                return False
-    return not (everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks)
+        if any(is_replaced(getattr(type(part), name, None)) for name in REPLACEABLE):
+            return False
+    return not has_global_hooks()
 
 
 def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callable[[np.ndarray], np.ndarray]:
@@ -386,128 +350,3 @@ def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callab
 def reset_memory(memory: Tree, episode_start: np.ndarray) -> Tree:
     """Return a memory of arrays with zeros where an episode starts, even if it contained NaN."""
     return tree_map(lambda leaf: np.where(episode_start[:, None], np.float32(0), leaf), memory)
-
-
-# ---------------------------------------------------------------- what a user changes in a network
-
-Structure = Mapping[str, object]
-Module = TypeVar("Module", bound=nn.Module)
-FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
-"""Attributes of every module."""
-OF_RUNS = {"by_batch", "epsilon", "exploration", "hooks", "shown"}
-"""Attributes that runs change themselves."""
-
-
-ABSENT = object()
-"""Stands for what a structure lacks."""
-
-
-def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lambda cls: True) -> Structure:
-    """Return what weights and buffers leave out of a module, by name: classes, hooks, functions and plain attributes of its parts.
-
-    Of the root itself, which may be a run, only hooks and replaced methods are read. A part that is used twice is its first name.
-    `with_attributes`: the classes of parts whose plain attributes are read.
-    """
-    structure: dict[str, object] = {}
-    names: dict[int, str] = {}
-    for name, part in root.named_modules(remove_duplicate=False):
-        if (first := names.setdefault(id(part), name)) != name:
-            structure[name] = f"the same as {first}"
-            continue
-        attributes, dot = vars(part), "." if name else ""
-        if name:
-            structure[name] = type(part)
-            structure |= {f"{name}.{key}": "parameter" for key, _ in part.named_parameters(recurse=False)}
-        for key in attributes.keys() - OF_TORCH - OF_RUNS:
-            value = attributes[key]
-            is_replaced = isinstance(value, FUNCTIONS) and getattr(value, "__func__", value) is not getattr(type(part), key, None)
-            if is_replaced or (name and with_attributes(type(part)) and is_plain(value)):  # Lightning puts its methods back as attributes
-                structure[f"{name}{dot}{key}"] = value
-        if hooks := tuple(hooks_of([part])):
-            structure[f"hooks of {name or 'the algorithm'}"] = hooks
-    return structure
-
-
-def describe_uncalled(module: nn.Module) -> str | None:
-    """Return a line about hooks and `forward` of parts that are not called as modules, as PPO's network is not; None if there are none."""
-    names = [
-        name
-        for name, part in module.named_modules()
-        if name and type(part).forward is nn.Module.forward and (hooks_of([part]) or "forward" in vars(part))
-    ]
-    if not names:
-        return None
-    return f"hooks and forward of {', '.join(names)} are not called, since losses call other methods of it: change a layer in it instead"
-
-
-def hooks_of(parts: Iterable[nn.Module]) -> list[object]:
-    """Return the hooks of modules that change what they compute."""
-    return [hook for part in parts for kind in HOOKS for hook in vars(part)[kind].values()]
-
-
-def has_global_hooks() -> bool:
-    """Return whether there are hooks of all modules of the process."""
-    module = torch.nn.modules.module
-    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
-
-
-def changes_everywhere(parts: Iterable[nn.Module]) -> dict[str, str]:
-    """Return a text for each change that acts in all of this process: hooks of all modules, and methods replaced in classes of parts."""
-    changes = {"hooks of all modules": "hooks of all modules"} if has_global_hooks() else {}
-    for cls in {cls for kind in set(map(type, parts)) for cls in kind.__mro__}:
-        for name in REPLACEABLE & vars(cls).keys() if cls.__module__.partition(".")[0] in PACKAGES else ():
-            if is_replaced(vars(cls)[name]):
-                changes[f"{cls.__name__}.{name}"] = f"{cls.__name__}.{name} (replaced)"
-    return changes
-
-
-def is_plain(value: object) -> bool:
-    """Return whether a value is a number, a text or None, or a sequence of such."""
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def changes_of(before: Structure, now: Structure) -> dict[str, str]:
-    """Return a text for each difference of two structures by its place; a part of another class stands for all that is in it."""
-    changes: dict[str, str] = {}
-    for place in [*now, *(place for place in before if place not in now)]:
-        old, new = before.get(place, ABSENT), now.get(place, ABSENT)
-        part = place.removeprefix("hooks of ")
-        if new is old or new == old or any(f"{part}.".startswith(f"{other}.") for other in changes):
-            continue
-        ways = {"replaced": isinstance(new, FUNCTIONS), "added": old is ABSENT, "removed": new is ABSENT}
-        way = next((way for way, holds in ways.items() if holds), f"{show(new)} for {show(old)}")
-        changes[place] = place if place.startswith("hooks of ") else f"{place} ({way})"
-    return changes
-
-
-def show(value: object) -> str:
-    """Return the name of a class, or the text of another value."""
-    return value.__name__ if isinstance(value, type) else str(value)
-
-
-def list_changes(changes: Sequence[str]) -> str:
-    """Return changes as words of a sentence, the first three of many."""
-    more = len(changes) - 3
-    return ", ".join([*changes[:3], *([f"{more} more"] if more > 0 else [])])
-
-
-def copy_network(network: Module) -> Module:
-    """Return a copy of a network that shares nothing with it.
-
-    A function of a user's own may refer to the network that it was written for, which is then copied with it.
-    """
-    values = structure_of(network).values()
-    functions = [
-        getattr(function, "__func__", function) for value in values for function in (value if isinstance(value, tuple) else (value,))
-    ]
-    refers = any(getattr(function, "__closure__", None) for function in functions)
-    attributes = [value for part in network.modules() for value in vars(part).values()]
-    computed = {id(value): value.detach().clone() for value in attributes if isinstance(value, Tensor) and not value.is_leaf}
-    try:  # tensors that old weight normalization and pruning compute are not parameters, and cannot be copied with their graph
-        return pickle.loads(cloudpickle.dumps(network)) if refers else deepcopy(network, computed)
-    except Exception as error:  # of a user's function
-        raise SettingError(f"the policy cannot be copied: {type(error).__name__}: {str(error).splitlines()[0]}") from error

@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lightning_rl.errors import SettingError, causes_of
-from lightning_rl.networks.acting import has_global_hooks
+from lightning_rl.networks.changes import has_global_hooks
 from lightning_rl.optimization import parameters_of, with_gradient
 from lightning_rl.types import Tree, tree_leaves, tree_map
 

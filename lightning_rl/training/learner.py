@@ -19,7 +19,6 @@ from lightning_rl.callbacks.iteration import (
     GRADIENT_HOOKS,
     UNUSED_HOOKS,
     UNUSED_LOOPS,
-    NewParts,
     TargetNetworkUpdate,
     gradient_hooks,
     match_target,
@@ -32,10 +31,11 @@ from lightning_rl.data.rollout import ExperienceDataset, RolloutDataset
 from lightning_rl.envs.agents.world import SharedEnv, Side
 from lightning_rl.errors import SettingError
 from lightning_rl.nan_policy import Guard
-from lightning_rl.networks.acting import PolicyNetwork, check_float32, describe_uncalled, hooks_of
+from lightning_rl.networks.acting import PolicyNetwork
+from lightning_rl.networks.changes import ChangeDetector, check_float32, describe_uncalled
 from lightning_rl.networks.normalization import NoNormalizer, depends_on_mode
 from lightning_rl.networks.off_policy import Critic
-from lightning_rl.optimization import ScheduledOptimizer, are_float32, best_matmul, check_optimizers, describe_unlearned, first_rate
+from lightning_rl.optimization import ScheduledOptimizer, best_matmul, check_optimizers, describe_unlearned, first_rate
 from lightning_rl.processes.ranks import share_buffers
 from lightning_rl.training.arguments import check_hyperparameters, check_signals
 from lightning_rl.training.compiling import MIN_UPDATES, CompiledLoss, begin_compiling, can_compile_gradients, compile_again
@@ -64,11 +64,11 @@ class Learner:
         """Callbacks with `on_update_end`."""
         self.compiled: dict[str, CompiledLoss] = {}
         """Compiled losses, which replace the methods during the run."""
-        self.compiled_hooks: object = None
         self.unread_steps: list[tuple[Tensor, tuple[Any, ...]]] = []
         """Gradient steps on a GPU whose result is not read yet: whether each was finite, and the arguments of `refuse` if not."""
         self.matmul_before: str | None = None
-        self.new_parts: NewParts | None = None
+        self.changes: ChangeDetector | None = None
+        """Notices what a user changes in its networks during the run."""
         self.signals: dict[str, tuple[float, bool]] = {}
         """γ and `ignore_done` of each reward signal, as they were read."""
         self.settings: dict[str, Any] = {}
@@ -133,7 +133,7 @@ class Learner:
         """Prepare for updates; devices, optimizers and callbacks are ready."""
         algorithm, trainer = self.algorithm, self.algorithm.trainer
         assert algorithm.collector is not None
-        check_float32(*self.networks())
+        self._check_networks()
         algorithm.counted_rows = 0
         self.unread_steps.clear()
         for learner in algorithm.side_learners:
@@ -150,9 +150,10 @@ class Learner:
             update.on_train_start(trainer, algorithm)  # type: ignore[arg-type]
             self.followers.insert(0, update)
         self.hooks = gradient_hooks(trainer, algorithm)
-        self.rate, self.unlearned, self.new_parts = None, None, NewParts(algorithm)
+        self.rate, self.unlearned = None, None
         self.by_mode = list(filter(depends_on_mode, algorithm.network.modules()))
-        if not all(id(network) in self.new_parts.known for networks in algorithm.target_networks for network in networks):
+        known = set(algorithm.modules())
+        if not all(network in known for networks in algorithm.target_networks for network in networks):
             name = type(algorithm).__name__
             raise SettingError(f"a network of {name} was replaced, but not in {name}.target_networks: assign its pairs with targets too")
         self._name_unused()
@@ -160,10 +161,16 @@ class Learner:
         torch.set_float32_matmul_precision(best_matmul(algorithm.modules(), algorithm.device))
         compiled = compiled_losses(algorithm, self.scaler)
         self.compiled = {name: loss for name, loss in compiled.items() if name not in vars(algorithm)}  # unless user-replaced
-        self.compiled_hooks = hooks_of(algorithm.modules())
         vars(algorithm).update(self.compiled)  # replaces the methods
+        self.changes = ChangeDetector(algorithm, is_run=True)
         device = algorithm.device
         algorithm.noise = algorithm.generator if device.type == "cpu" else Generator(device).manual_seed(algorithm.seed)
+
+    def _check_networks(self) -> None:
+        """Raise `SettingError` for parameters that are not float32, and for methods that would count only in acting or only in learning."""
+        check_float32(*self.networks())
+        if isinstance(self.algorithm.network, PolicyNetwork):  # not a module of a user's own
+            self.algorithm.network.check_methods()
 
     def networks(self) -> list[nn.Module]:
         """Return the policy, the critics and their targets."""
@@ -197,9 +204,10 @@ class Learner:
         if self.unlearned not in (None, before):
             algorithm.say(self.unlearned)
 
-    def _take_new_parts(self) -> None:
-        """Name parameters that were put into the algorithm during the run and are not learned, and give targets the new parts."""
+    def _take_changes(self) -> None:
+        """Give targets the parts that were put into networks during the run, name parameters that are not learned, and compile again."""
         algorithm = self.algorithm
+        self._check_networks()
         for networks in algorithm.target_networks:
             match_target(*networks)
         for callback in self.followers:
@@ -209,8 +217,6 @@ class Learner:
         self.by_mode = list(filter(depends_on_mode, algorithm.network.modules()))
         self.guard.begin(algorithm, self.all_optimizers())
         self._name_unlearned()
-        assert self.new_parts is not None
-        self.new_parts.begin()
 
     # ---------------------------------------------------------------- each iteration
 
@@ -219,21 +225,17 @@ class Learner:
         algorithm = self.algorithm
         assert algorithm.dataset is not None
         algorithm.began_at, algorithm.progress = began_at, progress
-        if not are_float32(algorithm.own_optimizers) or next(algorithm.network.parameters()).dtype != torch.float32:
-            check_float32(*self.networks())
         if algorithm.hparams != self.settings:
             check_hyperparameters(algorithm)
         if {name: (signal.gamma, signal.ignore_done) for name, signal in algorithm.reward_signals.items()} != self.signals:
             check_signals(algorithm.reward_signals, self.signals)
-        if self.new_parts is not None and self.new_parts.found():
-            self._take_new_parts()
-        if isinstance(algorithm.network, PolicyNetwork):  # not a module of a user's own
-            algorithm.network.check_methods()
-        if self.compiled and self.compiled_hooks != (hooks := hooks_of(algorithm.modules())):
-            self.compiled_hooks = hooks
-            compile_again(self.compiled)
         algorithm.schedule(progress)
         self.set_rates()
+        if self.changes is not None and algorithm.collector is not None:
+            algorithm.collector.may_have_changed = self.changes.changed()
+            if algorithm.collector.may_have_changed:
+                self._take_changes()
+                self.changes.accept()
         algorithm.dataset.begin_iteration(began_at, progress)
 
     def set_rates(self) -> None:
@@ -359,8 +361,6 @@ class Learner:
             algorithm.say(f"{', '.join(late)}: recorded after the last iteration, so no row holds them")
         self.clear_metrics()
         self.hooks = None  # they belong to this Trainer
-        if self.new_parts is not None:
-            self.new_parts.end()
         while self.compiled:
             delattr(algorithm, self.compiled.popitem()[0])
         if self.matmul_before is not None:

@@ -20,7 +20,8 @@ from lightning_rl.data.dataset import SampledDataset
 from lightning_rl.data.replay.sampling import sequence_errors
 from lightning_rl.data.self_play import SelfPlayConfig, Snapshots
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.acting import PolicyNetwork, Structure
+from lightning_rl.networks.acting import PolicyNetwork
+from lightning_rl.networks.changes import Structure
 from lightning_rl.networks.memory import Memory
 from lightning_rl.optimization import ScheduledOptimizer, gradient_step
 from lightning_rl.rewards.signal import RewardSignal

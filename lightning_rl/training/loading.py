@@ -23,12 +23,12 @@ from torch.nn.parameter import is_lazy
 from lightning_rl.checkpoints.archive import Checkpoint, mappings
 from lightning_rl.checkpoints.files import find_saved, last_generation, previous_path, read_verified, shown
 from lightning_rl.checkpoints.validation import check_content, is_finite
-from lightning_rl.envs.agents.copies import is_packaged, is_path
-from lightning_rl.envs.config import EnvConfig, as_config
+from lightning_rl.envs.agents.copies import is_packaged
+from lightning_rl.envs.config import EnvConfig, as_config, is_path
 from lightning_rl.envs.make import probe_spaces
 from lightning_rl.envs.unity.settings import PREFIX
 from lightning_rl.errors import SettingError, check_path, nearest
-from lightning_rl.networks.acting import list_changes
+from lightning_rl.networks.changes import list_changes
 from lightning_rl.settings.names import MODELS, suggest_algorithm
 from lightning_rl.sharing.agent import agent_of, read_agent
 from lightning_rl.sharing.hub import download, is_address, is_agent, is_zip

@@ -22,7 +22,7 @@ from lightning_rl.envs.config import EnvConfig, EnvSource, changed_task
 from lightning_rl.envs.lessons import PlainSampler, as_parameter, change_parameter
 from lightning_rl.envs.make import describe_wrappers
 from lightning_rl.errors import SettingError, printable, short_number
-from lightning_rl.networks.acting import changes_everywhere, changes_of, structure_of
+from lightning_rl.networks.changes import changes_everywhere, changes_of, structure_of
 from lightning_rl.processes.children import one_thread
 from lightning_rl.processes.ranks import leave_results, merge_metrics, of_all_ranks
 from lightning_rl.training.hooks import RunModule, call_last_hook, has_kind

@@ -30,7 +30,7 @@ from lightning_rl.envs.snapshot.decoding import Decoder
 from lightning_rl.envs.snapshot.encoding import MAX_PARTS, VERSION, Encoder, UnsupportedValueError
 from lightning_rl.errors import SettingError
 from lightning_rl.loggers import log_row, show_to_callbacks
-from lightning_rl.networks.acting import list_changes
+from lightning_rl.networks.changes import list_changes
 from lightning_rl.training.hooks import RunModule
 from lightning_rl.types import State
 

@@ -205,9 +205,10 @@ def running(folder, *commands, env=None):
         for each, own in zip(commands, env or [None] * len(commands), strict=True)
     ]
     try:
-        until = time.monotonic() + 90
+        until = time.monotonic() + 180
         while not any(folder.rglob("last.ckpt")):
-            assert all(each.poll() is None for each in begun) and time.monotonic() < until, [each.communicate() for each in begun]
+            assert all(each.poll() is None for each in begun), [each.communicate(timeout=10) for each in begun if each.poll() is not None]
+            assert time.monotonic() < until, "no checkpoint within three minutes"
             time.sleep(0.05)
         yield begun
     finally:

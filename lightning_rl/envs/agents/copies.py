@@ -22,8 +22,6 @@ from lightning_rl.settings.dotted_paths import check_function, check_module
 from lightning_rl.spaces import MASK, Spaces, as_spaces, flat_observation, legal_sample, with_joint
 from lightning_rl.types import Info, Options, State, StepByAgent, Tree
 
-PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
-"""Pattern of paths: of a module, or of a function or class in it."""
 OURS = "tic_tac_toe|connect_four|rock_paper_scissors|biased_rock_paper_scissors|kuhn_poker|sacrifice|walkers"
 VERSION = re.compile(r"_v\d+$")
 PACKAGED = re.compile(rf"(pettingzoo\.(atari|butterfly|classic|sisl)|mpe2)\.\w+_v\d+|vmas\.\w+|lightning_rl\.envs\.games\.({OURS})")
@@ -367,11 +365,6 @@ class TurnAgents(AgentsEnv):
     def _find_ended(self) -> set[str]:
         """Return the agents that have ended, but that the environment has not removed yet."""
         return {agent for agent in self.env.agents if self.env.terminations[agent] or self.env.truncations[agent]}
-
-
-def is_path(env_id: str) -> bool:
-    """Return whether an id is the path of a module, function or class, and not registered in gymnasium."""
-    return PATH.fullmatch(env_id) is not None and env_id not in gym.registry
 
 
 def is_packaged(env_id: str) -> bool:

@@ -15,11 +15,10 @@ Scripted players are in `players.py`, exact evaluation by game trees in `judges.
 
 from functools import partial
 
-from lightning_rl.envs.games.boards import ConnectFour, TicTacToe
 from lightning_rl.envs.games.game import Game
 from lightning_rl.envs.games.groups import Sacrifice, Walkers
 from lightning_rl.envs.games.one_copy import make_one_copy
-from lightning_rl.envs.games.small import BiasedRockPaperScissors, KuhnPoker, RockPaperScissors
+from lightning_rl.envs.games.two_players import BiasedRockPaperScissors, ConnectFour, KuhnPoker, RockPaperScissors, TicTacToe
 
 tic_tac_toe = partial(make_one_copy, TicTacToe)
 connect_four = partial(make_one_copy, ConnectFour)

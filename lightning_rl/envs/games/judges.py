@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rl.envs.games import GAMES
-from lightning_rl.envs.games.boards import ConnectFour
 from lightning_rl.envs.games.game import Game
+from lightning_rl.envs.games.two_players import ConnectFour
 from lightning_rl.types import Tree
 
 Policy = Callable[[np.ndarray, Tree], np.ndarray]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from lightning_rl.envs.games.boards import ConnectFour
 from lightning_rl.envs.games.judges import best_moves
+from lightning_rl.envs.games.two_players import ConnectFour
 from lightning_rl.types import Tree
 
 

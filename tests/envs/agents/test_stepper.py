@@ -15,9 +15,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 from numpy.testing import assert_allclose, assert_array_equal
 
 from lightning_rl import SettingError
-from lightning_rl.envs.agents.copies import AgentsEnv, ParallelAgents, TurnAgents, is_path, wrap_agents
+from lightning_rl.envs.agents.copies import AgentsEnv, ParallelAgents, TurnAgents, wrap_agents
 from lightning_rl.envs.agents.stepper import RowStepper, SeatStepper
-from lightning_rl.envs.config import EnvConfig
+from lightning_rl.envs.config import EnvConfig, is_path
 from lightning_rl.envs.make import make_env, probe_spaces
 from lightning_rl.envs.stepping import make_fitting_stepper, make_stepper
 from lightning_rl.envs.sync import TurnVectorEnv

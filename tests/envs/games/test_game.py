@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_rl.envs.games import GAMES
-from lightning_rl.envs.games.boards import ConnectFour, TicTacToe
-from lightning_rl.envs.games.small import KuhnPoker, RockPaperScissors
+from lightning_rl.envs.games.two_players import ConnectFour, KuhnPoker, RockPaperScissors, TicTacToe
 
 JACK, QUEEN, KING = range(3)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from lightning_rl.envs.games.boards import ConnectFour, TicTacToe
 from lightning_rl.envs.games.judges import GameTree, best_moves, exploitability, find_tree, nash_conv
 from lightning_rl.envs.games.players import minimax, random_legal, two_ply
+from lightning_rl.envs.games.two_players import ConnectFour, TicTacToe
 
 PREFIX = "lightning_rl.envs.games."
 TIC_TAC_TOE, KUHN = f"{PREFIX}tic_tac_toe", f"{PREFIX}kuhn_poker"

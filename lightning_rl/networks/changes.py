@@ -1,0 +1,205 @@
+"""What a user may change in a network: found, named and copied, and asked for when an iteration begins."""
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import chain, repeat
+from operator import attrgetter
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Protocol, TypeVar
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.errors import SettingError
+
+REPLACEABLE = {"forward", "policy", "sample", "mode", "noise", "draw", "to_env", "shift_and_scale", "initial"}
+"""Methods of a policy's parts that a user may replace in an instance or a class; the numpy actor then leaves it to torch."""
+PACKAGES = ("torch", "lightning_rl")
+"""Packages whose methods the numpy actor knows."""
+Structure = Mapping[str, object]
+Module = TypeVar("Module", bound=nn.Module)
+dtype_of = attrgetter("dtype")
+FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
+"""Attributes of every module."""
+OF_RUNS = {"by_batch", "epsilon", "exploration", "hooks", "shown"}
+"""Attributes that runs change themselves."""
+ABSENT = object()
+"""Stands for what a structure lacks."""
+
+
+class ChangeDetector:
+    """Notices any change of the parts of a module that fast paths rely on: parts, classes, methods, hooks, attributes and parameters.
+
+    Asked when an iteration begins. After a gradient step the parts are no longer in the processor's cache, so this reads each of them only
+    once, in loops of C.
+
+    Args:
+        root: the module.
+        is_run: whether it is an algorithm, whose own attributes change all the time; then only its parts count.
+    """
+
+    def __init__(self, root: nn.Module, is_run: bool = False) -> None:
+        self.root, self.is_run = root, is_run
+        self.accept()
+
+    def accept(self) -> None:
+        """Take the parts as they are now."""
+        modules = list(self.root.modules())
+        self.parts = modules[self.is_run :]
+        self.attributes = [vars(part) for part in self.parts]
+        containers = [vars(module)[kind] for module in modules for kind in ("_modules", "_parameters")]
+        containers += [attributes[kind] for attributes in self.attributes for kind in HOOKS]
+        self.filled, self.empty = [values for values in containers if values], [values for values in containers if not values]
+        self.kept = list(chain.from_iterable(map(dict.values, self.filled)))  # what is kept gives its id to nothing else
+        self.parameters = list(self.root.parameters())
+        methods = [(kind, name) for kind in set(map(type, self.parts)) for name in REPLACEABLE if hasattr(kind, name)]
+        self.classes, self.names = [kind for kind, _ in methods], [name for _, name in methods]
+        self.accepted = self._look()
+
+    def changed(self) -> bool:
+        """Return whether anything is not as it was accepted."""
+        return any(self.empty) or self._look() != self.accepted
+
+    def _look(self) -> tuple[object, ...]:
+        return (
+            list(map(type, self.parts)),
+            list(map(len, self.attributes)),
+            [attributes.get("forward") for attributes in self.attributes],
+            list(map(id, chain.from_iterable(map(dict.values, self.filled)))),
+            list(map(dtype_of, self.parameters)),
+            list(map(getattr, self.classes, self.names, repeat(None))),
+            has_global_hooks(),
+        )
+
+
+def structure_of(root: nn.Module, with_attributes: Callable[[type], bool] = lambda cls: True) -> Structure:
+    """Return what weights and buffers leave out of a module, by name: classes, hooks, functions and plain attributes of its parts.
+
+    Of the root itself, which may be a run, only hooks and replaced methods are read. A part that is used twice is its first name.
+    `with_attributes`: the classes of parts whose plain attributes are read.
+    """
+    structure: dict[str, object] = {}
+    names: dict[int, str] = {}
+    for name, part in root.named_modules(remove_duplicate=False):
+        if (first := names.setdefault(id(part), name)) != name:
+            structure[name] = f"the same as {first}"
+            continue
+        attributes, dot = vars(part), "." if name else ""
+        if name:
+            structure[name] = type(part)
+            structure |= {f"{name}.{key}": "parameter" for key, _ in part.named_parameters(recurse=False)}
+        for key in attributes.keys() - OF_TORCH - OF_RUNS:
+            value = attributes[key]
+            is_replaced = isinstance(value, FUNCTIONS) and getattr(value, "__func__", value) is not getattr(type(part), key, None)
+            if is_replaced or (name and with_attributes(type(part)) and is_plain(value)):  # Lightning puts its methods back as attributes
+                structure[f"{name}{dot}{key}"] = value
+        if hooks := tuple(hooks_of([part])):
+            structure[f"hooks of {name or 'the algorithm'}"] = hooks
+    return structure
+
+
+def describe_uncalled(module: nn.Module) -> str | None:
+    """Return a line about hooks and `forward` of parts that are not called as modules, as PPO's network is not; None if there are none."""
+    names = [
+        name
+        for name, part in module.named_modules()
+        if name and type(part).forward is nn.Module.forward and (hooks_of([part]) or "forward" in vars(part))
+    ]
+    if not names:
+        return None
+    return f"hooks and forward of {', '.join(names)} are not called, since losses call other methods of it: change a layer in it instead"
+
+
+def hooks_of(parts: Iterable[nn.Module]) -> list[object]:
+    """Return the hooks of modules that change what they compute."""
+    return [hook for part in parts for kind in HOOKS for hook in vars(part)[kind].values()]
+
+
+def has_global_hooks() -> bool:
+    """Return whether there are hooks of all modules of the process."""
+    module = torch.nn.modules.module
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
+def is_replaced(method: object) -> bool:
+    """Return whether a method of a class of `PACKAGES` is a function from elsewhere."""
+    return isinstance(method, FunctionType) and method.__module__.partition(".")[0] not in PACKAGES
+
+
+def changes_everywhere(parts: Iterable[nn.Module]) -> dict[str, str]:
+    """Return a text for each change that acts in all of this process: hooks of all modules, and methods replaced in classes of parts."""
+    changes = {"hooks of all modules": "hooks of all modules"} if has_global_hooks() else {}
+    for cls in {cls for kind in set(map(type, parts)) for cls in kind.__mro__}:
+        for name in REPLACEABLE & vars(cls).keys() if cls.__module__.partition(".")[0] in PACKAGES else ():
+            if is_replaced(vars(cls)[name]):
+                changes[f"{cls.__name__}.{name}"] = f"{cls.__name__}.{name} (replaced)"
+    return changes
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is a number, a text or None, or a sequence of such."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def changes_of(before: Structure, now: Structure) -> dict[str, str]:
+    """Return a text for each difference of two structures by its place; a part of another class stands for all that is in it."""
+    changes: dict[str, str] = {}
+    for place in [*now, *(place for place in before if place not in now)]:
+        old, new = before.get(place, ABSENT), now.get(place, ABSENT)
+        part = place.removeprefix("hooks of ")
+        if new is old or new == old or any(f"{part}.".startswith(f"{other}.") for other in changes):
+            continue
+        ways = {"replaced": isinstance(new, FUNCTIONS), "added": old is ABSENT, "removed": new is ABSENT}
+        way = next((way for way, holds in ways.items() if holds), f"{show(new)} for {show(old)}")
+        changes[place] = place if place.startswith("hooks of ") else f"{place} ({way})"
+    return changes
+
+
+def show(value: object) -> str:
+    """Return the name of a class, or the text of another value."""
+    return value.__name__ if isinstance(value, type) else str(value)
+
+
+def list_changes(changes: Sequence[str]) -> str:
+    """Return changes as words of a sentence, the first three of many."""
+    more = len(changes) - 3
+    return ", ".join([*changes[:3], *([f"{more} more"] if more > 0 else [])])
+
+
+def copy_network(network: Module) -> Module:
+    """Return a copy of a network that shares nothing with it.
+
+    A function of a user's own may refer to the network that it was written for, which is then copied with it.
+    """
+    values = structure_of(network).values()
+    functions = [
+        getattr(function, "__func__", function) for value in values for function in (value if isinstance(value, tuple) else (value,))
+    ]
+    refers = any(getattr(function, "__closure__", None) for function in functions)
+    attributes = [value for part in network.modules() for value in vars(part).values()]
+    computed = {id(value): value.detach().clone() for value in attributes if isinstance(value, Tensor) and not value.is_leaf}
+    try:  # tensors that old weight normalization and pruning compute are not parameters, and cannot be copied with their graph
+        return pickle.loads(cloudpickle.dumps(network)) if refers else deepcopy(network, computed)
+    except Exception as error:  # of a user's function
+        raise SettingError(f"the policy cannot be copied: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+class HasParameters(Protocol):
+    """A network, whether a module or not."""
+
+    def parameters(self) -> Iterator[Tensor]: ...
+
+
+def check_float32(*networks: HasParameters) -> None:
+    """Raise `SettingError` unless all parameters of networks are float32, as observations and returns are."""
+    for network in networks:
+        for parameter in network.parameters():
+            if parameter.is_floating_point() and parameter.dtype != torch.float32:
+                problem = f"{type(network).__name__} has parameters of {parameter.dtype}"
+                raise SettingError(f"{problem}: networks act and learn in torch.float32; leave out .double() or .half(), or call .float()")
