@@ -6,7 +6,7 @@ from copy import deepcopy
 from itertools import chain, repeat
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import cloudpickle
 import torch
@@ -51,8 +51,9 @@ class ChangeDetector:
         modules = list(self.root.modules())
         self.parts = modules[self.is_run :]
         self.attributes = [vars(part) for part in self.parts]
+        self.replaced = [attributes for attributes in self.attributes if "forward" in attributes]
         containers = [vars(module)[kind] for module in modules for kind in ("_modules", "_parameters")]
-        containers += [attributes[kind] for attributes in self.attributes for kind in HOOKS]
+        containers += [attributes[kind] for attributes in self.attributes for kind in HOOKS] + global_hooks()
         self.filled, self.empty = [values for values in containers if values], [values for values in containers if not values]
         self.kept = list(chain.from_iterable(map(dict.values, self.filled)))  # what is kept gives its id to nothing else
         self.parameters = list(self.root.parameters())
@@ -68,11 +69,10 @@ class ChangeDetector:
         return (
             list(map(type, self.parts)),
             list(map(len, self.attributes)),
-            [attributes.get("forward") for attributes in self.attributes],
+            [attributes.get("forward") for attributes in self.replaced],
             list(map(id, chain.from_iterable(map(dict.values, self.filled)))),
             list(map(dtype_of, self.parameters)),
             list(map(getattr, self.classes, self.names, repeat(None))),
-            has_global_hooks(),
         )
 
 
@@ -119,10 +119,14 @@ def hooks_of(parts: Iterable[nn.Module]) -> list[object]:
     return [hook for part in parts for kind in HOOKS for hook in vars(part)[kind].values()]
 
 
+def global_hooks() -> list[dict[Any, Any]]:
+    """Return the hooks of all modules of the process."""
+    return [torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks]
+
+
 def has_global_hooks() -> bool:
     """Return whether there are hooks of all modules of the process."""
-    module = torch.nn.modules.module
-    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+    return any(global_hooks())
 
 
 def is_replaced(method: object) -> bool:
