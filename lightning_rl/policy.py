@@ -27,8 +27,8 @@ from lightning_rl.networks.acting import PolicyNetwork, VisiblePolicy
 from lightning_rl.networks.changes import check_float32, copy_network
 from lightning_rl.networks.normalization import eval_mode
 from lightning_rl.spaces import JOINT, MASK, OWN, Spaces, as_rows, describe_space, is_batch_of, mismatches, without_hidden
-from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.hooks import RunModule
+from lightning_rl.training.learning import choose_behavior
 from lightning_rl.training.loading import best_of, find_program, read_checkpoint
 from lightning_rl.training.threads import torch_threads
 from lightning_rl.types import Tree, is_finite, tree_index, tree_leaves, tree_to_numpy, tree_to_torch
@@ -131,7 +131,7 @@ def load_policy(
     if isinstance(source, RunModule) and env is not None:
         raise SettingError("env is for a file that names no environment; an algorithm has its own")
     algorithm = choose_behavior(source if isinstance(source, RunModule) else load_run(source, map_location, env), behavior)
-    if env is None and isinstance(algorithm.env, EnvConfig):
+    if env is None and isinstance(algorithm.env, EnvConfig) and algorithm.env.wrappers:
         check_saved_statistics(algorithm.env.wrappers)
     network = copy_network(algorithm.network) if isinstance(source, RunModule) else algorithm.network
     return Policy(network.to(map_location).eval(), algorithm.spaces)
@@ -231,7 +231,8 @@ def play_episodes(
 def statistics(algorithm: RunModule, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:
     """Return the statistics of episodes, the exploitability in a small game, and how long the policy was trained."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
-    known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, deterministic)
+    is_game = bool(algorithm.spaces.agents)
+    known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, deterministic) if is_game else {}
     return {**summarize(episodes), **known, "episodes": len(episodes), **counts, "seed": seed}
 
 

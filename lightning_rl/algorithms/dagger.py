@@ -14,8 +14,8 @@ from lightning_rl.distributions import Distribution
 from lightning_rl.errors import SettingError
 from lightning_rl.sharing.hub import is_zip
 from lightning_rl.spaces import Spaces, without_hidden
-from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.hooks import RunModule
+from lightning_rl.training.learning import choose_behavior
 from lightning_rl.training.loading import checkpoint_of
 from lightning_rl.training.settings import ReplayFields
 from lightning_rl.types import Transition, Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch

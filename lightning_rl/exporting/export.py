@@ -29,9 +29,8 @@ from lightning_rl.policy import Env, Policy, load_run
 from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.sharing.hub import is_address, is_agent, is_zip
 from lightning_rl.spaces import Spaces, allocate, choice_sizes, limits, samples, to_plain
-from lightning_rl.training.behaviors import choose_behavior
 from lightning_rl.training.hooks import RunModule
-from lightning_rl.training.learning import LearningModule
+from lightning_rl.training.learning import LearningModule, choose_behavior
 from lightning_rl.training.loading import best_of, stored_name
 from lightning_rl.training.threads import torch_threads
 from lightning_rl.types import Tree, tree_leaves, tree_map, tree_to_numpy, tree_to_torch

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from lightning_rl.distributions import Distribution
 from lightning_rl.distributions.distribution import masked
 from lightning_rl.errors import SettingError
-from lightning_rl.networks.changes import REPLACEABLE, has_global_hooks, is_replaced
+from lightning_rl.networks.changes import GLOBAL_HOOKS, REPLACEABLE, is_replaced
 from lightning_rl.networks.encoders import OwnEncoder, TreeEncoder
 from lightning_rl.networks.memory import NoMemory, RecurrentMemory
 from lightning_rl.networks.normalization import NoNormalizer, ObservationNormalizer, RunningMeanStd
@@ -334,7 +334,7 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
             return False
         if any(is_replaced(getattr(type(part), name, None)) for name in REPLACEABLE):
             return False
-    return not has_global_hooks()
+    return not any(GLOBAL_HOOKS)
 
 
 def numpy_normalizer(normalizer: ObservationNormalizer | NoNormalizer) -> Callable[[np.ndarray], np.ndarray]:

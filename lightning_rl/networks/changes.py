@@ -6,7 +6,7 @@ from copy import deepcopy
 from itertools import chain, repeat
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import cloudpickle
 import torch
@@ -23,6 +23,8 @@ Module = TypeVar("Module", bound=nn.Module)
 dtype_of = attrgetter("dtype")
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+GLOBAL_HOOKS = [torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks]
+"""The hooks of all modules of the process."""
 OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
 """Attributes of every module."""
 OF_RUNS = {"by_batch", "epsilon", "exploration", "hooks", "shown"}
@@ -53,7 +55,7 @@ class ChangeDetector:
         self.attributes = [vars(part) for part in self.parts]
         self.replaced = [attributes for attributes in self.attributes if "forward" in attributes]
         containers = [vars(module)[kind] for module in modules for kind in ("_modules", "_parameters")]
-        containers += [attributes[kind] for attributes in self.attributes for kind in HOOKS] + global_hooks()
+        containers += [attributes[kind] for attributes in self.attributes for kind in HOOKS] + GLOBAL_HOOKS
         self.filled, self.empty = [values for values in containers if values], [values for values in containers if not values]
         self.kept = list(chain.from_iterable(map(dict.values, self.filled)))  # what is kept gives its id to nothing else
         self.parameters = list(self.root.parameters())
@@ -119,16 +121,6 @@ def hooks_of(parts: Iterable[nn.Module]) -> list[object]:
     return [hook for part in parts for kind in HOOKS for hook in vars(part)[kind].values()]
 
 
-def global_hooks() -> list[dict[Any, Any]]:
-    """Return the hooks of all modules of the process."""
-    return [torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks]
-
-
-def has_global_hooks() -> bool:
-    """Return whether there are hooks of all modules of the process."""
-    return any(global_hooks())
-
-
 def is_replaced(method: object) -> bool:
     """Return whether a method of a class of `PACKAGES` is a function from elsewhere."""
     return isinstance(method, FunctionType) and method.__module__.partition(".")[0] not in PACKAGES
@@ -136,7 +128,7 @@ def is_replaced(method: object) -> bool:
 
 def changes_everywhere(parts: Iterable[nn.Module]) -> dict[str, str]:
     """Return a text for each change that acts in all of this process: hooks of all modules, and methods replaced in classes of parts."""
-    changes = {"hooks of all modules": "hooks of all modules"} if has_global_hooks() else {}
+    changes = {"hooks of all modules": "hooks of all modules"} if any(GLOBAL_HOOKS) else {}
     for cls in {cls for kind in set(map(type, parts)) for cls in kind.__mro__}:
         for name in REPLACEABLE & vars(cls).keys() if cls.__module__.partition(".")[0] in PACKAGES else ():
             if is_replaced(vars(cls)[name]):

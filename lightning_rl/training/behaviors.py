@@ -37,7 +37,7 @@ from lightning_rl.settings.yaml_files import Plain
 from lightning_rl.sharing.hub import is_address
 from lightning_rl.spaces import JOINT, Spaces, without_hidden
 from lightning_rl.training.hooks import RunModule
-from lightning_rl.training.learning import LearningModule
+from lightning_rl.training.learning import LearningModule, choose_behavior
 from lightning_rl.training.loading import algorithm_class, stored_name
 
 BEHAVIOR_KEYS = ("agents", "learner")
@@ -291,18 +291,6 @@ def describe_learner(behavior: Behavior, learner: LearningModule) -> Plain:
         origin = {"checkpoint": None, "behavior": None}
     settings = {name: value for name, value in learner.hparams.items() if name not in OF_THE_RUN}
     return {**origin, "class_path": stored_name(type(learner)), "init_args": settings}
-
-
-def choose_behavior(run: RunModule, behavior: str | None) -> LearningModule:
-    """Return the algorithm of a run, or that of one of its behaviors; raise `SettingError` if there is no such behavior."""
-    if isinstance(run, LearningModule) and behavior is None:
-        return run
-    algorithms: Mapping[str, LearningModule] = getattr(run, "algorithms", {})
-    if behavior is None or behavior not in algorithms:
-        asked = "name a behavior, --behavior" if behavior is None else f"there is no behavior {behavior!r}"
-        known = f"this run has {', '.join(algorithms)}" if algorithms else "this run has one policy, without a name"
-        raise SettingError(f"{asked}: {known}")
-    return algorithms[behavior]
 
 
 OURS = "lightning_rl.envs.games."

@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from lightning_rl.errors import SettingError, causes_of
-from lightning_rl.networks.changes import has_global_hooks
+from lightning_rl.networks.changes import GLOBAL_HOOKS
 from lightning_rl.optimization import parameters_of, with_gradient
 from lightning_rl.types import Tree, tree_leaves, tree_map
 
@@ -79,7 +79,7 @@ class CompiledLoss:
 
     def __call__(self, *batch: Tree, **named: Tree) -> Tree:
         """Compute the loss. Raises `SettingError`: it cannot be compiled."""
-        if self.compute is None or not torch.is_grad_enabled() or has_global_hooks():  # torch compiles without these
+        if self.compute is None or not torch.is_grad_enabled() or any(GLOBAL_HOOKS):  # torch compiles without these
             return self.loss(*batch, **named)
         if list(map(id, parameters_of(self.optimizer))) != list(map(id, self.parameters)):  # one was added or frozen
             self.begin()

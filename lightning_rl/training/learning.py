@@ -284,3 +284,15 @@ class SideLearner:
     def set_state(self, state: State) -> str | None:
         """Restore a state. Return a line for the user if something starts again; None otherwise."""
         return None
+
+
+def choose_behavior(run: RunModule, behavior: str | None) -> LearningModule:
+    """Return the algorithm of a run, or that of one of its behaviors; raise `SettingError` if there is no such behavior."""
+    if isinstance(run, LearningModule) and behavior is None:
+        return run
+    algorithms: Mapping[str, LearningModule] = getattr(run, "algorithms", {})
+    if behavior is None or behavior not in algorithms:
+        asked = "name a behavior, --behavior" if behavior is None else f"there is no behavior {behavior!r}"
+        known = f"this run has {', '.join(algorithms)}" if algorithms else "this run has one policy, without a name"
+        raise SettingError(f"{asked}: {known}")
+    return algorithms[behavior]
