@@ -27,11 +27,11 @@ MOST = {
     "SAC": (19, 75),
     "MultiAgent": (24, 100),
     "POCA": (23, 90),
-    "setting in Python": (28, 96),
-    "setting on the command line": (38, 144),
+    "setting in Python": (29, 99),
+    "setting on the command line": (39, 147),
     "save": (16, 43),
-    "load_policy": (32, 143),
-    "evaluate": (45, 220),
+    "load_policy": (32, 142),
+    "evaluate": (45, 219),
 }
 """The largest number of files and functions of each way. A change may lower them; one that raises them says why in the changelog."""
 

@@ -166,6 +166,7 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
         settings = complete_settings(type(self), *self.given_arguments)
         super().__init__()
         self.learner = Learner(self)
+        self.run = Run(self, {"": self.learner})
         self.schedules: dict[str, Schedule] = read_fields(self)
         self.net_arch = [64, 64] if self.net_arch is None else self.net_arch
         if self.compile != "auto" and not isinstance(self.compile, bool):
@@ -261,11 +262,6 @@ class Algorithm(LearningModule, metaclass=MarkBuilt):
         return replay(self, settings, config, actors)
 
     # ---------------------------------------------------------------- called by the run
-
-    @cached_property
-    def run(self) -> Run:
-        """Its run, which drives it; one of several behaviors gets that of all."""
-        return Run(self, {"": self.learner})
 
     @property
     def length(self) -> int:
