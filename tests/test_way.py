@@ -23,10 +23,10 @@ def load_way():
 
 
 MOST = {
-    "PPO": (15, 58),
-    "SAC": (19, 75),
-    "MultiAgent": (24, 100),
-    "POCA": (23, 90),
+    "PPO": (15, 59),
+    "SAC": (19, 76),
+    "MultiAgent": (24, 101),
+    "POCA": (23, 91),
     "setting in Python": (29, 99),
     "setting on the command line": (39, 147),
     "save": (16, 43),

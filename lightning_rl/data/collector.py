@@ -112,8 +112,6 @@ class Recorder:
         self._rewards, self._marks, self._mask_tensor, self._next_tensor = tree_to_torch(stored)
         self._sequence_length: int = network.memory.sequence_length
         self._actor: StepActor | None = None
-        self.may_have_changed = True
-        """Whether a user may have changed the network since the last iteration. A learner, which asks for it, says so in each iteration."""
         self._random: RandomActor | None = None
         self.notices: list[str] = []
         """Lines for the user about how actions are computed."""
@@ -194,7 +192,7 @@ class Recorder:
                 self._actor = TorchActor(self.network, obs, self.exploration.generator, self.context, self.exploration.step)
             elif self._actor is None:
                 self._actor = make_actor(self.network, obs, self.generator, self.context)
-            elif isinstance(self._actor, NumpyActor) and self.may_have_changed and not fits_numpy(self._actor.network, obs):
+            elif isinstance(self._actor, NumpyActor) and not fits_numpy(self._actor.network, obs):
                 self.notices.append("the policy was changed from outside: torch computes its actions from now on, which is slower")
                 self._actor = TorchActor(self.network, obs, self.generator, self.context)
             else:

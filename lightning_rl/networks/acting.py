@@ -305,6 +305,19 @@ def make_actor(network: ActingNetwork, obs: Tree, generator: Generator, context:
     return TorchActor(network, obs, generator, context)
 
 
+METHODS: dict[type, list[tuple[str, object]]] = {}
+"""The methods of classes of parts that numpy was found to fit: it does as long as these are the same."""
+
+
+def packaged_methods(kind: type) -> list[tuple[str, object]]:
+    """Return the replaceable methods of a class and note them; None in their place if one was replaced."""
+    methods = [(name, getattr(kind, name)) for name in sorted(REPLACEABLE) if hasattr(kind, name)]
+    if any(is_replaced(method) for _, method in methods):
+        return [(name, None) for name, _ in methods]
+    METHODS[kind] = methods
+    return methods
+
+
 def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     """Return whether the numpy actor computes the same for these observations as torch.
 
@@ -317,7 +330,7 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
     modules = list(perceptron.layers)
     if not modules or not isinstance(obs, np.ndarray) or obs.dtype != np.float32:
         return False
-    for layer, activation in zip(modules[::2], [*modules[1::2], None], strict=False):
+    for layer, activation in zip(modules[::2], [*modules[1::2], None], strict=False):  # loops: this runs in each iteration
         if type(layer) is not nn.Linear or layer.bias is None or layer.in_features > MAX_WIDTH:
             return False
         weight = layer.weight
@@ -332,8 +345,10 @@ def fits_numpy(network: PolicyNetwork, obs: Tree) -> bool:
         attributes = vars(part)
         if attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks") or not REPLACEABLE.isdisjoint(attributes):
             return False
-        if any(is_replaced(getattr(type(part), name, None)) for name in REPLACEABLE):
-            return False
+    for kind in set(map(type, all_parts)):
+        for name, method in METHODS.get(kind) or packaged_methods(kind):
+            if getattr(kind, name) is not method:
+                return False
     return not any(GLOBAL_HOOKS)
 
 

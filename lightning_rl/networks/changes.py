@@ -1,10 +1,10 @@
-"""What a user may change in a network: found, named and copied, and asked for when an iteration begins."""
+"""Notice, name and copy what a user changes in a network."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import chain, repeat
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, itemgetter, methodcaller
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Protocol, TypeVar
 
@@ -20,11 +20,13 @@ PACKAGES = ("torch", "lightning_rl")
 """Packages whose methods the numpy actor knows."""
 Structure = Mapping[str, object]
 Module = TypeVar("Module", bound=nn.Module)
-dtype_of = attrgetter("dtype")
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 GLOBAL_HOOKS = [torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks]
-"""The hooks of all modules of the process."""
+"""Forward hooks of all modules of the process."""
+MEMBERS = ("_modules", "_parameters", *HOOKS)
+"""Attributes of a module that hold its parts, parameters and hooks."""
+members_of, values_of, dtype_of = itemgetter(*MEMBERS), methodcaller("values"), attrgetter("dtype")
 OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
 """Attributes of every module."""
 OF_RUNS = {"by_batch", "epsilon", "exploration", "hooks", "shown"}
@@ -34,47 +36,36 @@ ABSENT = object()
 
 
 class ChangeDetector:
-    """Notices any change of the parts of a module that fast paths rely on: parts, classes, methods, hooks, attributes and parameters.
+    """Notices parts, parameters, hooks and functions `forward` that are put into a module or replaced in it, and other dtypes.
 
     Asked when an iteration begins. After a gradient step the parts are no longer in the processor's cache, so this reads each of them only
     once, in loops of C.
-
-    Args:
-        root: the module.
-        is_run: whether it is an algorithm, whose own attributes change all the time; then only its parts count.
     """
 
-    def __init__(self, root: nn.Module, is_run: bool = False) -> None:
-        self.root, self.is_run = root, is_run
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self.accept()
 
     def accept(self) -> None:
-        """Take the parts as they are now."""
-        modules = list(self.root.modules())
-        self.parts = modules[self.is_run :]
-        self.attributes = [vars(part) for part in self.parts]
-        self.replaced = [attributes for attributes in self.attributes if "forward" in attributes]
-        containers = [vars(module)[kind] for module in modules for kind in ("_modules", "_parameters")]
-        containers += [attributes[kind] for attributes in self.attributes for kind in HOOKS] + GLOBAL_HOOKS
-        self.filled, self.empty = [values for values in containers if values], [values for values in containers if not values]
-        self.kept = list(chain.from_iterable(map(dict.values, self.filled)))  # what is kept gives its id to nothing else
-        self.parameters = list(self.root.parameters())
-        methods = [(kind, name) for kind in set(map(type, self.parts)) for name in REPLACEABLE if hasattr(kind, name)]
-        self.classes, self.names = [kind for kind, _ in methods], [name for _, name in methods]
+        """Take the module as it is now."""
+        parts = [part for part in self.module.modules() if vars(part).keys() >= set(MEMBERS)]  # those of TorchScript have other attributes
+        self.attributes = [vars(part) for part in parts]
+        self.inner = self.attributes[1:]  # Lightning replaces the algorithm's own `forward` itself
+        self.parameters = list(self.module.parameters())
+        self.kept = list(chain.from_iterable(map(values_of, chain.from_iterable(map(members_of, self.attributes)))))
+        """What is kept gives its id to nothing else."""
         self.accepted = self._look()
 
     def changed(self) -> bool:
         """Return whether anything is not as it was accepted."""
-        return any(self.empty) or self._look() != self.accepted
+        return self._look() != self.accepted
 
     def _look(self) -> tuple[object, ...]:
+        filled = filter(None, chain.from_iterable(map(members_of, self.attributes)))
         return (
-            list(map(type, self.parts)),
-            list(map(len, self.attributes)),
-            [attributes.get("forward") for attributes in self.replaced],
-            list(map(id, chain.from_iterable(map(dict.values, self.filled)))),
+            list(map(id, chain.from_iterable(map(values_of, filled)))),
+            [attributes.get("forward") for attributes in self.inner],
             list(map(dtype_of, self.parameters)),
-            list(map(getattr, self.classes, self.names, repeat(None))),
         )
 
 

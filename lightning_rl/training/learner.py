@@ -133,7 +133,7 @@ class Learner:
         """Prepare for updates; devices, optimizers and callbacks are ready."""
         algorithm, trainer = self.algorithm, self.algorithm.trainer
         assert algorithm.collector is not None
-        self._check_networks()
+        check_float32(*self.networks())
         algorithm.counted_rows = 0
         self.unread_steps.clear()
         for learner in algorithm.side_learners:
@@ -162,15 +162,9 @@ class Learner:
         compiled = compiled_losses(algorithm, self.scaler)
         self.compiled = {name: loss for name, loss in compiled.items() if name not in vars(algorithm)}  # unless user-replaced
         vars(algorithm).update(self.compiled)  # replaces the methods
-        self.changes = ChangeDetector(algorithm, is_run=True)
+        self.changes = ChangeDetector(algorithm)
         device = algorithm.device
         algorithm.noise = algorithm.generator if device.type == "cpu" else Generator(device).manual_seed(algorithm.seed)
-
-    def _check_networks(self) -> None:
-        """Raise `SettingError` for parameters that are not float32, and for methods that would count only in acting or only in learning."""
-        check_float32(*self.networks())
-        if isinstance(self.algorithm.network, PolicyNetwork):  # not a module of a user's own
-            self.algorithm.network.check_methods()
 
     def networks(self) -> list[nn.Module]:
         """Return the policy, the critics and their targets."""
@@ -205,15 +199,19 @@ class Learner:
             algorithm.say(self.unlearned)
 
     def _take_changes(self) -> None:
-        """Give targets the parts that were put into networks during the run, name parameters that are not learned, and compile again."""
+        """Give targets the parts that were put into networks during the run, name parameters that are not learned, and compile again.
+
+        Raises `SettingError`: parameters are not float32.
+        """
         algorithm = self.algorithm
-        self._check_networks()
+        check_float32(*self.networks())
         for networks in algorithm.target_networks:
             match_target(*networks)
         for callback in self.followers:
             if isinstance(callback, TargetNetworkUpdate):
                 callback.on_train_start(algorithm.trainer, algorithm)  # type: ignore[arg-type]
-        compile_again(self.compiled)
+        if self.compiled:
+            compile_again(self.compiled)
         self.by_mode = list(filter(depends_on_mode, algorithm.network.modules()))
         self.guard.begin(algorithm, self.all_optimizers())
         self._name_unlearned()
@@ -231,11 +229,11 @@ class Learner:
             check_signals(algorithm.reward_signals, self.signals)
         algorithm.schedule(progress)
         self.set_rates()
-        if self.changes is not None and algorithm.collector is not None:
-            algorithm.collector.may_have_changed = self.changes.changed()
-            if algorithm.collector.may_have_changed:
-                self._take_changes()
-                self.changes.accept()
+        if self.changes is not None and self.changes.changed():
+            self._take_changes()
+            self.changes.accept()
+        if isinstance(algorithm.network, PolicyNetwork):  # not a module of a user's own
+            algorithm.network.check_methods()
         algorithm.dataset.begin_iteration(began_at, progress)
 
     def set_rates(self) -> None:
@@ -360,7 +358,7 @@ class Learner:
         if algorithm.run.module.finished and late:
             algorithm.say(f"{', '.join(late)}: recorded after the last iteration, so no row holds them")
         self.clear_metrics()
-        self.hooks = None  # they belong to this Trainer
+        self.hooks = self.changes = None  # they belong to this Trainer
         while self.compiled:
             delattr(algorithm, self.compiled.popitem()[0])
         if self.matmul_before is not None:

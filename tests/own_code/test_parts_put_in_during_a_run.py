@@ -143,3 +143,23 @@ def test_what_nan_would_restore_are_the_parts_that_were_put_in():
     look = At(lambda model: model.network.head.__setitem__(1, nn.SiLU()), restores)
     fit(model, callbacks=[look])
     assert len(look.seen) > 3 and all(look.seen)
+
+
+class Actions(pl.Callback):
+    """Keeps the mean of the actions of each iteration, and hooks a policy at the end of the second epoch, so that it always chooses 0."""
+
+    def __init__(self):
+        self.means = []
+
+    def on_train_batch_start(self, trainer, algorithm, batch, *_):
+        self.means.append(batch.action.float().mean().item())
+
+    def on_train_epoch_end(self, trainer, algorithm):
+        if len(self.means) == 2:
+            algorithm.network.actor[-1].register_forward_hook(lambda layer, inputs, logits: 0 * logits + torch.tensor([99.0, 0.0, 0.0]))
+
+
+def test_a_hook_that_is_put_in_between_two_epochs_acts_in_the_next():
+    actions = Actions()
+    fit(tiny(lrl.PPO), callbacks=[actions], limit_train_batches=1, max_epochs=4)
+    assert min(actions.means[:2]) > 0 and actions.means[2:] == [0, 0]
