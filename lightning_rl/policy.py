@@ -131,7 +131,7 @@ def load_policy(
     if isinstance(source, RunModule) and env is not None:
         raise SettingError("env is for a file that names no environment; an algorithm has its own")
     algorithm = choose_behavior(source if isinstance(source, RunModule) else load_run(source, map_location, env), behavior)
-    if env is None and isinstance(algorithm.env, EnvConfig) and algorithm.env.wrappers:
+    if env is None and isinstance(algorithm.env, EnvConfig):
         check_saved_statistics(algorithm.env.wrappers)
     network = copy_network(algorithm.network) if isinstance(source, RunModule) else algorithm.network
     return Policy(network.to(map_location).eval(), algorithm.spaces)
@@ -231,8 +231,7 @@ def play_episodes(
 def statistics(algorithm: RunModule, episodes: list[Episode], seed: int, deterministic: bool) -> dict[str, float]:
     """Return the statistics of episodes, the exploitability in a small game, and how long the policy was trained."""
     counts = {"env_steps": algorithm.env_steps, algorithm.counter: algorithm.count}
-    is_game = bool(algorithm.spaces.agents)
-    known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, deterministic) if is_game else {}
+    known = find_exploitability(algorithm.env, algorithm.spaces, algorithm.network, deterministic)
     return {**summarize(episodes), **known, "episodes": len(episodes), **counts, "seed": seed}
 
 

@@ -96,7 +96,7 @@ class EnvConfig:
             if not isinstance(getattr(self, name), kind):
                 raise SettingError(f"env.{name} must be a {kind.__name__}, got {getattr(self, name)!r}")
         object.__setattr__(self, "wrappers", [as_wrapper(wrapper) for wrapper in self.wrappers])
-        if (self.parameters == {} or not as_parameters(self.parameters)) and self.observe_parameters:
+        if not as_parameters(self.parameters) and self.observe_parameters:
             raise SettingError("env.observe_parameters needs env.parameters")
         for name in ("atari", "observe_parameters"):
             object.__setattr__(self, name, bool(getattr(self, name)))  # in Python also 1 or an empty list

@@ -199,7 +199,9 @@ class Learner:
             algorithm.say(self.unlearned)
 
     def _take_changes(self) -> None:
-        """Give targets the parts that were put into networks during the run, name parameters that are not learned, and compile again.
+        """Give targets the parts that were put into networks during the run, and name what no optimizer holds.
+
+        Losses are compiled again, and NaN restores the new parts from now on.
 
         Raises `SettingError`: parameters are not float32.
         """

@@ -1,4 +1,4 @@
-"""Games of two players: tic-tac-toe, connect four, rock-paper-scissors and Kuhn poker, whose equilibria are known."""
+"""Games of two players: tic-tac-toe, connect four, and two with known equilibria, rock-paper-scissors and Kuhn poker."""
 
 from itertools import permutations
 from typing import ClassVar
