@@ -372,6 +372,7 @@ OTHERWISE = {
     *("processes", "parent_pipes", "error_queue", "shared_memory", "_state"),  # of workers
     "compiled",  # made of the losses
     "own_optimizers",  # compared by their state_dict
+    "accepted",  # identities of this process's modules, parameters and hooks
 }
 """Names of what differs between processes by right."""
 
