@@ -223,7 +223,7 @@ class Learner:
     def begin_iteration(self, began_at: int, progress: float) -> None:
         """Set all values of an iteration that begins at a count; `progress` of the run goes from 0 to 1."""
         algorithm = self.algorithm
-        assert algorithm.dataset is not None
+        assert algorithm.dataset is not None and self.changes is not None
         algorithm.began_at, algorithm.progress = began_at, progress
         if algorithm.hparams != self.settings:
             check_hyperparameters(algorithm)
@@ -231,7 +231,7 @@ class Learner:
             check_signals(algorithm.reward_signals, self.signals)
         algorithm.schedule(progress)
         self.set_rates()
-        if self.changes is not None and self.changes.changed():
+        if self.changes.changed():
             self._take_changes()
             self.changes.accept()
         if isinstance(algorithm.network, PolicyNetwork):  # not a module of a user's own

@@ -43,7 +43,11 @@ def exchange_the_hooks(net):
 
 
 def put_in_a_script(net):
-    net.actor[1] = torch.jit.script(nn.Tanh())
+    net.actor[1] = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.Tanh()))
+
+
+def put_in_a_trace(net):
+    net.actor[1] = torch.jit.trace(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.ones(1, 64))
 
 
 CHANGES = [
@@ -56,6 +60,7 @@ CHANGES = [
     hook_inputs,
     exchange_the_hooks,
     put_in_a_script,
+    put_in_a_trace,
 ]
 
 
